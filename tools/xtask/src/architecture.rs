@@ -2,8 +2,8 @@
 //!
 //! It owns the list of rules. Each says its reason, because the reader of a failure is about to break one.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
-use std::path::Path;
 
 use anyhow::Result;
 
@@ -30,6 +30,9 @@ const META_MAY_USE: &[&str] = &["postcard", "serde", "thiserror", "tidemark-prot
 /// They know bytes, not what the bytes are for.
 const ALONE: &[&str] = &["tidemark-kernels", "tidemark-transport"];
 
+/// Who may use the client of Tier-3: the store, and who measures it against that client.
+const TALKS_TO_TIER3: &[&str] = &["tidemark-store", "tidemark-tests", "tidemark-benches"];
+
 const FORBIDDEN: &[Forbidden] = &[
     Forbidden {
         member: "tidemark-engine",
@@ -38,8 +41,34 @@ const FORBIDDEN: &[Forbidden] = &[
     },
     Forbidden {
         member: "tidemark-fuse",
-        dependencies: &["tidemark-control", "object_store"],
-        why: "the mount knows the namespace, not the cluster and not Tier-3",
+        dependencies: &["tidemark-control"],
+        why: "the mount knows the namespace, and of other nodes what the engine says",
+    },
+    Forbidden {
+        member: "tidemark-store",
+        dependencies: &["tidemark-tier1", "tidemark-namespace", "tidemark-engine", "tidemark-transport"],
+        why: "Tier-3 knows keys and bytes, not whose they are",
+    },
+    Forbidden {
+        member: "tidemark-tier1",
+        dependencies: &[
+            "tidemark-store",
+            "tidemark-namespace",
+            "tidemark-engine",
+            "tidemark-transport",
+            "tokio",
+        ],
+        why: "memory knows no names, and is asked by threads that may not wait for a runtime",
+    },
+    Forbidden {
+        member: "tidemark-namespace",
+        dependencies: &["tidemark-store", "tidemark-engine", "tidemark-transport", "object_store"],
+        why: "the tree knows where bytes lie in memory, and of Tier-3 and other nodes what it is told",
+    },
+    Forbidden {
+        member: "tidemark-api",
+        dependencies: &["tidemark-engine", "tidemark-control", "tidemark-namespace", "object_store"],
+        why: "what people ask has a shape of its own, and whoever asks builds no engine",
     },
     Forbidden {
         member: "tidemark-keeper",
@@ -61,7 +90,6 @@ const FORBIDDEN: &[Forbidden] = &[
 /// Words that must not stand in the sources below a folder, comments apart.
 struct Silent {
     folder: &'static str,
-    except: &'static str,
     words: &'static [&'static str],
     why: &'static str,
 }
@@ -69,7 +97,6 @@ struct Silent {
 const SILENT: &[Silent] = &[
     Silent {
         folder: "engine/protocol/src",
-        except: "",
         words: &[
             "std::fs",
             "std::net",
@@ -83,21 +110,13 @@ const SILENT: &[Silent] = &[
     },
     Silent {
         folder: "control/meta/src",
-        except: "",
         words: &["std::fs", "std::net", "std::thread", "std::env", "Instant::now", "SystemTime::now"],
         why: "time is an argument, and what happens outside is an event",
     },
     Silent {
         folder: "engine/content/src",
-        except: "",
         words: &["std::fs", "std::net", "std::thread", "std::env", "Instant::now", "SystemTime::now"],
         why: "the readers are given the bytes and the clock",
-    },
-    Silent {
-        folder: "engine/src",
-        except: "engine/src/store",
-        words: &["object_store::"],
-        why: "only the store talks to Tier-3",
     },
 ];
 
@@ -106,9 +125,7 @@ pub(crate) fn problems(workspace: &Workspace) -> Result<Vec<String>> {
     let mut problems = dependency_problems(workspace);
     for rule in SILENT {
         for path in tidy::files(&workspace.root.join(rule.folder))? {
-            if path.extension().is_some_and(|ending| ending == "rs")
-                && !excepted(&workspace.shown(&path), rule.except)
-            {
+            if path.extension().is_some_and(|ending| ending == "rs") {
                 let text = fs::read_to_string(&path)?;
                 problems.extend(spoken(&text, rule.words).map(|(line, word)| {
                     format!("{}:{line} says `{word}`, but {}", workspace.shown(&path), rule.why)
@@ -139,24 +156,52 @@ fn dependency_problems(workspace: &Workspace) -> Vec<String> {
                     "tidemark-meta depends on {dependency}, but stores, links and clocks reach it as events"
                 ));
             }
+            if dependency == "object_store" && !TALKS_TO_TIER3.contains(&package.name.as_str()) {
+                problems.push(format!(
+                    "{} depends on object_store, but only the store talks to Tier-3",
+                    package.name
+                ));
+            }
             if ALONE.contains(&package.name.as_str()) && dependency.starts_with("tidemark-") {
                 problems.push(format!(
                     "{} depends on {dependency}, but it uses no crate of this house",
                     package.name
                 ));
             }
-            for rule in FORBIDDEN {
-                if rule.member == package.name && rule.dependencies.contains(&dependency.as_str()) {
-                    problems.push(format!("{} depends on {dependency}, but {}", package.name, rule.why));
+        }
+        for rule in FORBIDDEN.iter().filter(|rule| rule.member == package.name) {
+            let reached = reached_from(workspace, rule.member);
+            let found = rule.dependencies.iter().filter_map(|name| Some((name, reached.get(name)?)));
+            problems.extend(found.map(|(name, through)| match &through[..] {
+                [] => format!("{} depends on {name}, but {}", rule.member, rule.why),
+                through => {
+                    format!(
+                        "{} depends on {name} through {}, but {}",
+                        rule.member,
+                        through.join(", "),
+                        rule.why
+                    )
                 }
-            }
+            }));
         }
     }
     problems
 }
 
-fn excepted(path: &str, except: &str) -> bool {
-    !except.is_empty() && Path::new(path).starts_with(except)
+/// Every package that a member is built with, however far, and through which others.
+fn reached_from<'a>(workspace: &'a Workspace, member: &'a str) -> BTreeMap<&'a str, Vec<&'a str>> {
+    let mut reached: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut left = VecDeque::from([(member, vec![])]);
+    while let Some((from, through)) = left.pop_front() {
+        let packages = workspace.packages.iter().filter(|package| package.name == from);
+        for next in packages.flat_map(|package| &package.built_with) {
+            if !reached.contains_key(next.as_str()) {
+                reached.insert(next, through.clone());
+                left.push_back((next, [&through[..], &[next.as_str()]].concat()));
+            }
+        }
+    }
+    reached
 }
 
 /// The words that a source text says, with their line numbers, outside comments.
@@ -179,9 +224,10 @@ mod tests {
             licence: None,
             member: true,
             dependencies: vec![(dependency.into(), kind.into())],
+            built_with: if kind.is_empty() { vec![dependency.into()] } else { vec![] },
             targets: vec![],
         };
-        Workspace { root: "/".into(), target_dir: "/".into(), packages: vec![package] }
+        Workspace { root: "/".into(), target_dir: "/".into(), packages: vec![package], roots: vec![] }
     }
 
     #[test]
@@ -197,6 +243,17 @@ mod tests {
             assert!(dependency_problems(&member(name, dependency, "dev")).is_empty());
         }
         assert!(dependency_problems(&member("tidemark-control", "tidemark-engine", "")).is_empty());
+    }
+
+    #[test]
+    fn a_forbidden_arrow_is_found_however_far_away() {
+        let mut workspace = member("ckptctl", "tidemark-api", "");
+        let api = member("tidemark-api", "tidemark-engine", "");
+        workspace.packages.extend(api.packages);
+        let problems = dependency_problems(&workspace);
+        let found = |words: &str| problems.iter().any(|problem| problem.starts_with(words));
+        assert!(found("ckptctl depends on tidemark-engine through tidemark-api, but"), "{problems:?}");
+        assert!(found("tidemark-api depends on tidemark-engine, but"), "{problems:?}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod cargo;
 mod count;
 mod dist;
 mod figure;
+mod house;
 mod licences;
 mod machine;
 mod prepare;
@@ -40,6 +41,8 @@ Developer tasks of Tidemark.
       --list       name the checks and suites, and what this machine cannot run
   cargo xtask tidy
       The checks that need no build: files, architecture, licences.
+  cargo xtask architecture
+      The house in figures: circles of imports, the largest types, names that mean two things, what each binary is built of.
   cargo xtask bench [--smoke] [--list] [NAME]... [-- OPTION...]
       The named benches, or all. What follows `--` goes to each of them: `-- --rounds 4`.
       --smoke  small sizes, to see that they run; the figures mean nothing
@@ -75,6 +78,10 @@ fn dispatch(arguments: &[String]) -> Result<bool> {
         "tidy" => {
             no_more(rest)?;
             run::tidy()
+        }
+        "architecture" => {
+            no_more(rest)?;
+            house::show()
         }
         "bench" => bench::run(&bench::options(rest)?),
         "soak" => soak::soak(&soak::options(rest)?),

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::build_times::BuildTimes;
 use crate::count::{self, Count};
+use crate::house::House;
 use crate::machine::{self, has_cargo_command};
 use crate::prepare::{self, Installing, Tool};
 use crate::shell::{Ran, say, watch, watch_some};
@@ -99,7 +100,8 @@ impl Run<'_> {
             self.rules("tidy", &problems);
         }
         if self.wants("architecture") {
-            let problems = architecture::problems(&self.workspace)?;
+            let mut problems = architecture::problems(&self.workspace)?;
+            problems.extend(House::read(&self.workspace)?.problems(&self.workspace));
             self.rules("architecture", &problems);
         }
         if self.wants("licences") {

@@ -58,14 +58,24 @@ const DAEMON_TESTS_AT_ONCE: usize = 4;
 /// Of the tests beside the code some wait too, for threads and for time.
 const TESTS_AT_ONCE_MIN: usize = 4;
 
-/// Suites that run in one go, so that one computes while another waits, and share a row: those without daemons; those that look
-/// at one node; those that kill, which mostly wait, and the guest, which computes; those that train. What asserts a time still
-/// runs alone (`.config/nextest.toml`).
+/// Suites that run in one go, so that one computes while another waits, and share a row: those without daemons; those with, of which some
+/// look at one node, some kill and mostly wait, some train. What asserts a time runs alone (`.config/nextest.toml`), and last: one round has
+/// one such end.
 const TOGETHER: &[&[&str]] = &[
     &["model", "conformance", "simulation", "s3"],
-    &["mount", "posix", "durability", "crash", "restart"],
-    &["guest", "survive", "campaign", "cluster"],
-    &["frameworks", "wheel"],
+    &[
+        "mount",
+        "posix",
+        "durability",
+        "crash",
+        "restart",
+        "guest",
+        "survive",
+        "campaign",
+        "cluster",
+        "frameworks",
+        "wheel",
+    ],
 ];
 
 /// Quick ones first; those that start daemons after those that do not.

@@ -2,6 +2,7 @@
 //!
 //! It owns the reading of `cargo metadata`. It does not own any rule about it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,6 +17,8 @@ pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
     pub(crate) target_dir: PathBuf,
     pub(crate) packages: Vec<Package>,
+    /// The root files of members' libraries and binaries, with the package's name.
+    pub(crate) roots: Vec<(String, PathBuf)>,
 }
 
 /// A member of the workspace or something it depends on.
@@ -27,6 +30,8 @@ pub(crate) struct Package {
     pub(crate) member: bool,
     /// Direct dependencies with their kind; an empty kind is a normal one.
     pub(crate) dependencies: Vec<(String, String)>,
+    /// Packages that it is built with, directly, with the features that the workspace asks for.
+    pub(crate) built_with: Vec<String>,
     /// Targets with their kind: `test`, `bench`, `bin`, `lib` …
     pub(crate) targets: Vec<(String, String)>,
 }
@@ -49,15 +54,34 @@ impl Workspace {
     fn parse(text: &str) -> Result<Self> {
         let metadata: Value = serde_json::from_str(text).context("cargo metadata printed no JSON")?;
         let members: Vec<&str> = strings(&metadata["workspace_members"]).collect();
+        let is_member = |package: &Value| package["id"].as_str().is_some_and(|id| members.contains(&id));
+        let roots = list(&metadata["packages"]).filter(|package| is_member(package)).flat_map(|package| {
+            let built = |target: &&Value| strings(&target["kind"]).any(|kind| kind == "lib" || kind == "bin");
+            let built = list(&package["targets"]).filter(built);
+            built.map(|target| (text_of(package, "name"), PathBuf::from(text_of(target, "src_path"))))
+        });
+        let roots = roots.collect();
+        let names: BTreeMap<String, String> = list(&metadata["packages"])
+            .map(|package| (text_of(package, "id"), text_of(package, "name")))
+            .collect();
+        let built_with: BTreeMap<String, Vec<String>> = list(&metadata["resolve"]["nodes"])
+            .map(|node| {
+                let normal = |with: &&Value| list(&with["dep_kinds"]).any(|kind| kind["kind"].is_null());
+                let with =
+                    list(&node["deps"]).filter(normal).filter_map(|with| names.get(&text_of(with, "pkg")));
+                (text_of(node, "id"), with.cloned().collect())
+            })
+            .collect();
         let packages = list(&metadata["packages"])
             .map(|package| Package {
                 name: text_of(package, "name"),
                 version: text_of(package, "version"),
                 licence: package["license"].as_str().map(str::to_owned),
-                member: package["id"].as_str().is_some_and(|id| members.contains(&id)),
+                member: is_member(package),
                 dependencies: list(&package["dependencies"])
                     .map(|dependency| (text_of(dependency, "name"), text_of(dependency, "kind")))
                     .collect(),
+                built_with: built_with.get(&text_of(package, "id")).cloned().unwrap_or_default(),
                 targets: list(&package["targets"])
                     .filter_map(|target| {
                         Some((text_of(target, "name"), strings(&target["kind"]).next()?.to_owned()))
@@ -69,6 +93,7 @@ impl Workspace {
             root: text_of(&metadata, "workspace_root").into(),
             target_dir: text_of(&metadata, "target_directory").into(),
             packages,
+            roots,
         })
     }
 
