@@ -1,4 +1,4 @@
-//! Who coordinates, and what the coordinator knows.
+//! The coordinator: its election, and its knowledge of all nodes.
 //!
 //! Owns: the catalog of all nodes' names, members and copies; the coordinator's lease. Does not own: the commands (`tidemark-api`), what is
 //! decided over checkpoints (the engine).

@@ -20,7 +20,7 @@ pub fn is_alive(namespace: &Namespace, writer: &WriterId) -> bool {
     running_since(writer.tgid) == Some(writer.start_time_ticks)
 }
 
-/// What became of a process that wrote, and when it was seen to have failed. `cut`: it left a file unclosed.
+/// The end of a process that wrote, and when it was seen to have failed. `cut`: it left a file unclosed.
 pub fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (Fate, Option<i64>) {
     if let Some((fate, failed_at_ns)) = namespace.fate_elsewhere(writer) {
         let fate = match fate {

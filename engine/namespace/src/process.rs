@@ -14,7 +14,7 @@ pub(super) const PF_EXITING: u64 = 0x4;
 /// Bytes read of stat and status, which are under 2 KiB.
 pub(super) const STAT_BYTES: u64 = 16 << 10;
 
-/// What we need of /proc/<pid>/stat (proc(5)).
+/// The fields of /proc/<pid>/stat that we need (proc(5)).
 #[derive(Debug)]
 pub(super) struct Stat {
     /// A zombie, or less.

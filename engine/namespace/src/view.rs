@@ -64,7 +64,7 @@ pub struct FileView {
 }
 
 impl FileView {
-    /// What Tier-3 keeps beside the bytes.
+    /// The attributes that Tier-3 keeps beside the bytes.
     pub fn attributes(&self) -> Attributes {
         let xattrs = self.xattrs.iter().map(|(name, value)| (RawText(name.clone()), Base64(value.clone())));
         Attributes {

@@ -229,7 +229,7 @@ impl FileFate {
     }
 }
 
-/// Who besides the daemon's user may read an object, where the store is a directory. Nobody may write one.
+/// The users besides the daemon's who may read an object, where the store is a directory. Nobody may write one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Readers {
     /// The file's group.

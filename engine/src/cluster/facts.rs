@@ -2,8 +2,7 @@
 //!
 //! Owns: the translation, and what became of the processes that wrote. Does not own: the message (protocol), the tree.
 
-use tidemark_namespace::fate_of;
-use tidemark_namespace::{FileView, Namespace, OutgoingBody, OutgoingNode, WriterId, object_of};
+use tidemark_namespace::{FileView, Namespace, OutgoingBody, OutgoingNode, WriterId, fate_of, object_of};
 use tidemark_protocol::cluster::wire::{FileFacts, NodeKind, NodeState, WireFate, WriterFact};
 use tidemark_protocol::evidence::{Fate, have_ended_well};
 

@@ -138,7 +138,7 @@ pub struct Shared {
     pub sizes: Arc<Sizes>,
     /// Threads that hash one file.
     pub seal_threads: usize,
-    /// What brings cold files back.
+    /// The way back of cold files.
     pub restorer: Restorer,
     /// The other nodes, where this one is told of them.
     pub cluster: OnceLock<Arc<Cluster>>,

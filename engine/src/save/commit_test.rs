@@ -11,8 +11,7 @@ use crate::save::drain::Drain;
 use bytes::Bytes;
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::error::ErrorKind;
-use tidemark_protocol::error::error_text;
+use tidemark_protocol::error::{ErrorKind, error_text};
 use tidemark_protocol::format::{Document, FORMAT};
 use tidemark_protocol::id::{
     AttemptId, ContentHash, Epoch, FileCounter, FileId, Generation, Incarnation, SealNumber, Step, Timeline,

@@ -1,15 +1,15 @@
-//! What is said of a framework's names, by us or in the configuration.
+//! The description of a framework's names, by us or in the configuration.
 //!
 //! Owns: the words of a rule. Does not own: the rules that we know (`frameworks`), what follows from one (`rules`).
 
 use serde::{Deserialize, Serialize};
 
-/// One framework's names. Patterns are regular expressions over bytes, matched against one component; they are
+/// The names of a framework. Patterns are regular expressions over bytes, matched against one component; they are
 /// searched for, so anchor them with `^` and `$`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RuleSpec {
-    /// What `ls` shows as the framework.
+    /// The word that `ls` shows as the framework.
     pub name: String,
     /// The name of a directory that is one checkpoint with all that lies below; its group `step` is the step.
     /// Without it, the checkpoint is what lies directly in a directory with a file of the signature.
@@ -27,7 +27,7 @@ pub struct RuleSpec {
     pub index_kind: Option<IndexKind>,
     /// The file that is written last; without it the checkpoint is not complete.
     pub marker: Option<String>,
-    /// What the marker proves.
+    /// How much the marker proves.
     pub marker_by: MarkerBy,
     /// The file that each rank writes last; the group `rank` is the rank.
     pub rank_marker: Option<String>,
@@ -66,14 +66,14 @@ pub enum IndexKind {
     Megatron,
 }
 
-/// Who writes a marker, and when.
+/// The writer of a marker, and the moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MarkerBy {
     /// After a barrier over all ranks: it proves that all is there.
     #[default]
     Barrier,
-    /// One rank, when its own part is done: nothing is complete without it, and it proves nothing.
+    /// A single rank, when its own part is done: nothing is complete without it, and it proves nothing.
     OneRank,
 }
 
