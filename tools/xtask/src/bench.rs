@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::cargo;
 use crate::count::Count;
 use crate::figure::Figure;
+use crate::scratch::Scratch;
 use crate::shell::{capture, say, watch};
 use crate::workspace::Workspace;
 
@@ -79,9 +80,11 @@ pub(crate) fn run(options: &BenchOptions) -> Result<bool> {
         return Ok(true);
     }
     let executable = build(&workspace, options.smoke)?;
+    let scratch = Scratch::make()?;
+    scratch.ensure_room()?;
     let mut good = true;
     for stage in &stages {
-        if let Err(why) = one(&executable, &stage.name, options.smoke, &options.passed_on)? {
+        if let Err(why) = one(&executable, &stage.name, options.smoke, &options.passed_on, &scratch)? {
             say(&why);
             good = false;
         }
@@ -146,9 +149,11 @@ pub(crate) fn one(
     name: &str,
     smoke: bool,
     passed_on: &[String],
+    scratch: &Scratch,
 ) -> Result<Result<Vec<Figure>, String>> {
     let mut command = Command::new(executable);
     command.arg(name).args(smoke.then_some("--smoke")).args(passed_on);
+    scratch.lend(&mut command);
     let ran = watch(&mut command)?;
     if !ran.success {
         return Ok(Err(format!("bench {name} failed")));
@@ -163,13 +168,13 @@ pub(crate) fn one(
 }
 
 /// Runs benches with small sizes, several at once: nobody reads their figures, and each mostly waits.
-pub(crate) fn smoke(executable: &Path, stages: Vec<Stage>) -> Result<Count> {
+pub(crate) fn smoke(executable: &Path, stages: Vec<Stage>, scratch: &Scratch) -> Result<Count> {
     let left = Mutex::new(stages.into_iter());
     let next = || left.lock().expect("whoever takes a stage does not panic").next();
     let work = || -> Result<Count> {
         let mut count = Count::default();
         while let Some(stage) = next() {
-            let ran = one(executable, &stage.name, true, &[])?;
+            let ran = one(executable, &stage.name, true, &[], scratch)?;
             count.passed += u64::from(ran.is_ok());
             count.failed += u64::from(ran.is_err());
             if let Err(why) = ran {

@@ -16,6 +16,7 @@ mod machine;
 mod prepare;
 mod results;
 mod run;
+mod scratch;
 mod shell;
 mod soak;
 mod spent;

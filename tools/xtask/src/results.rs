@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::bench::{self, BenchOptions, Stage};
 use crate::figure::{Figure, round, size};
 use crate::machine;
+use crate::scratch::Scratch;
 use crate::shell::{capture, say};
 use crate::workspace::Workspace;
 
@@ -44,10 +45,12 @@ pub(crate) fn figures(options: &BenchOptions) -> Result<bool> {
     let chosen = bench::chosen(all.clone(), &options.names)?;
     let origin = Origin::here(&workspace.root)?;
     let executable = bench::build(&workspace, false)?;
+    let scratch = Scratch::make()?;
+    scratch.ensure_room()?;
     let folder = workspace.root.join(bench::FOLDER);
     let mut good = true;
     for stage in chosen {
-        let ran = bench::one(&executable, &stage.name, false, &options.passed_on)?;
+        let ran = bench::one(&executable, &stage.name, false, &options.passed_on, &scratch)?;
         let taken = match ran {
             Ok(figures) if figures.iter().any(|figure| figure.smoke) => {
                 bail!("{} made a smoke run, whose figures mean nothing: leave --smoke out", stage.name)

@@ -15,6 +15,7 @@ use crate::count::{self, Count};
 use crate::house::House;
 use crate::machine::{self, has_cargo_command};
 use crate::prepare::{self, Installing, Tool};
+use crate::scratch::Scratch;
 use crate::shell::{Ran, say, watch, watch_some};
 use crate::spent::{Spent, Stopwatch};
 use crate::suites::{self, BENCH, SUITES, Suite, UNIT};
@@ -52,6 +53,7 @@ struct Run<'a> {
     options: &'a TestOptions,
     nextest: bool,
     installing: Installing,
+    scratch: Scratch,
     summary: Summary,
 }
 
@@ -67,13 +69,14 @@ pub(crate) fn test(options: &TestOptions) -> Result<bool> {
         }
     }
     let workspace = Arc::new(Workspace::read()?);
+    let scratch = Scratch::make()?;
     let nextest = has_cargo_command("nextest");
     say(&format!("machine: {}", machine::describe()));
     let suites = SUITES.iter().filter(|suite| options.wants(suite.name) && suite.lacking().is_none());
     let unit = options.wants(UNIT).then_some(&Tool::Nvrtc);
     let tools = unit.into_iter().chain(suites.flat_map(|suite| suite.tools)).copied().collect();
     let installing = Installing::start(tools, Arc::clone(&workspace));
-    let mut run = Run { workspace, options, nextest, installing, summary: Summary::default() };
+    let mut run = Run { workspace, options, nextest, installing, scratch, summary: Summary::default() };
     run.all()?;
     // With `--long` a suite takes what it takes.
     let text = run.summary.text(|name| suites::share_s(name).filter(|_| !options.long));
@@ -111,10 +114,13 @@ impl Run<'_> {
         }
         let python = ["fmt", "--check", "--manifest-path", PYTHON];
         self.toolchain("fmt", "rustfmt", &[&["fmt", "--all", "--check"], &python])?;
-        // Always built, with everything in one go: a second selection of packages would select other features of
-        // what they share and build that twice. What is built already costs a second.
-        if self.needs_build() && !self.build()? {
-            return Ok(());
+        if self.needs_build() {
+            self.scratch.ensure_room()?;
+            // Always built, with everything in one go: a second selection of packages would select other features of
+            // what they share and build that twice. What is built already costs a second.
+            if !self.build()? {
+                return Ok(());
+            }
         }
         if self.wants(UNIT) {
             self.unit()?;
@@ -310,6 +316,7 @@ impl Run<'_> {
         if name == UNIT {
             command.env("LD_LIBRARY_PATH", prepare::nvrtc_folder(&self.workspace)?);
         }
+        self.scratch.lend(&mut command);
         if self.options.long {
             command.env("TIDEMARK_LONG", "1").env("PROPTEST_CASES", "4096");
         }
@@ -337,7 +344,7 @@ impl Run<'_> {
                 return Ok(());
             }
         };
-        let count = bench::smoke(&executable, bench::stages(&self.workspace.root)?)?;
+        let count = bench::smoke(&executable, bench::stages(&self.workspace.root)?, &self.scratch)?;
         self.row(BENCH, honest(count, true), stopwatch.read(), "");
         Ok(())
     }

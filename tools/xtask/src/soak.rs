@@ -5,6 +5,7 @@
 use anyhow::{Context, Result, bail};
 
 use crate::cargo;
+use crate::scratch::Scratch;
 use crate::shell::{say, watch};
 use crate::suites::SUITES;
 use crate::workspace::Workspace;
@@ -68,6 +69,9 @@ pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
     if let Some(seed) = options.seed {
         command.env("TIDEMARK_CAMPAIGN_SEED", seed.to_string());
     }
+    let scratch = Scratch::make()?;
+    scratch.ensure_room()?;
+    scratch.lend(&mut command);
     let ran = watch(&mut command)?;
     if report.exists() {
         say(&format!("the figures: {}", report.display()));
