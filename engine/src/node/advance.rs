@@ -5,8 +5,8 @@
 
 use crate::node::away::Cause;
 use crate::node::backlog::lags;
-use crate::node::book::{Number, VersionBook, reference};
-use crate::node::decide::{Plan, run_of};
+use crate::node::book::{Number, VersionBook};
+use crate::node::decide::Plan;
 use crate::node::jobs;
 use crate::node::run::{Engine, RETRY_LONGEST, retry_pause};
 use crate::save::commit::{Attempt, CommitError};
@@ -19,8 +19,6 @@ use tidemark_protocol::checkpoint::{Checkpoint, CheckpointCommand, CheckpointEve
 use tidemark_protocol::error::{ErrorKind, error_text};
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::invariants;
-use tidemark_protocol::key::VersionRef;
-use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::{Manifest, ManifestFile};
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::CheckpointId;
@@ -39,12 +37,13 @@ impl Engine {
     /// Opens a version and queues its attempt.
     pub(crate) fn start_version(&mut self, id: &CheckpointId, plan: Plan) {
         let Plan { record, contents, files, directories, hard_links, shares } = plan;
-        let previous = self.previous(&id.run);
+        let previous = self.books().previous(&id.run);
         let mut attempt = Attempt::new(record.clone(), files, previous.clone());
         attempt.directories = directories;
         attempt.hard_links = hard_links;
         attempt.shares = shares;
-        let queued = self.backlog.queue.iter().map(|(id, number)| self.version(id, *number).bytes_left());
+        let queued =
+            self.backlog.queue.iter().map(|(id, number)| self.books().version(id, *number).bytes_left());
         let backlog_bytes = queued.sum::<u64>() + attempt.bytes_left();
         self.set_paces(&record, backlog_bytes);
         let proven = record.evidence.commits();
@@ -80,7 +79,7 @@ impl Engine {
     }
 
     fn carry_out(&mut self, id: &CheckpointId, number: Number, todo: Vec<CheckpointCommand>) {
-        let version = self.version(id, number);
+        let version = self.books().version(id, number);
         debug_assert_eq!(invariants::nothing_is_committed_without_evidence(&version.checkpoint), Ok(()));
         let entry = (id.clone(), number);
         if lags(&version.checkpoint) {
@@ -101,7 +100,7 @@ impl Engine {
                 CheckpointCommand::Decide => {
                     let (shared, mut attempt) = (Arc::clone(&self.shared), self.take_attempt(id, number));
                     // Evidence may have come after the record was written; the manifest says the one that counted.
-                    let (evidence, detail) = self.version(id, number).checkpoint.evidence();
+                    let (evidence, detail) = self.books().version(id, number).checkpoint.evidence();
                     attempt.raise(evidence, detail);
                     self.jobs.spawn(jobs::decide(shared, id.clone(), number, attempt));
                 }
@@ -144,7 +143,7 @@ impl Engine {
         match result {
             Ok(()) => {
                 self.tier3_away.ended(&Cause::Version(id.clone(), number));
-                if !self.version(id, number).checkpoint.is_proven() {
+                if !self.books().version(id, number).checkpoint.is_proven() {
                     // It rests there.
                     self.nothing_in_the_way(id);
                 }
@@ -271,7 +270,7 @@ impl Engine {
 
     /// A version is committed: its objects are noted, older attempts are overtaken, host copies may give way.
     fn publish(&mut self, id: &CheckpointId, number: Number) {
-        let Some(manifest) = self.version(id, number).manifest().map(Arc::clone) else { return };
+        let Some(manifest) = self.books().version(id, number).manifest().map(Arc::clone) else { return };
         self.shared.metrics.commit_versions.inc();
         #[expect(clippy::cast_precision_loss, reason = "a duration for a histogram")]
         let seconds = (self.shared.now_ns() - manifest.completed_at_ns).max(0) as f64 / 1e9;
@@ -318,28 +317,14 @@ impl Engine {
         }
     }
 
-    pub(super) fn version(&self, id: &CheckpointId, number: Number) -> &VersionBook {
-        &self.ledger.books[id].versions[&number]
-    }
-
     fn version_mut(&mut self, id: &CheckpointId, number: Number) -> &mut VersionBook {
         let book = self.ledger.books.get_mut(id).expect("a version is of a book, and books stay");
         book.versions.get_mut(&number).expect("a version stays in its book")
     }
 
-    /// The newest committed version of a run.
-    pub(crate) fn watermark(&self, run: &RunPath) -> Option<&Checkpoint> {
-        lineage::watermark(run_of(&self.ledger, run))
-    }
-
-    /// The committed version of the run that a new one follows.
-    pub(crate) fn previous(&self, run: &RunPath) -> Option<VersionRef> {
-        self.watermark(run).map(reference)
-    }
-
     /// Says which host copies of a run may give way, and in which order.
     pub(crate) fn classify_run(&self, run: &RunPath) {
-        let newest = self.watermark(run);
+        let newest = self.books().watermark(run);
         let watermark = newest.map(|version| &version.record().version);
         let mut classes: BTreeMap<FileId, ReclaimClass> = BTreeMap::new();
         for book in self.ledger.books.values().filter(|book| book.id.run == *run) {

@@ -83,7 +83,7 @@ async fn a_page_of_others_is_tried_again_and_then_each_further_version_waits() {
         engine.ledger.books.insert(id.clone(), book);
         for tries in 1..=NO_DOCUMENT_TRIES {
             engine.failed(&id, ONE, &no_document(ONE));
-            let is_over = engine.version(&id, ONE).checkpoint.is_aborted();
+            let is_over = engine.books().version(&id, ONE).checkpoint.is_aborted();
             assert_eq!(is_over, tries == NO_DOCUMENT_TRIES, "a page decides nothing ({tries})");
             let why = engine.tier3_away.longest().map(|(_, why)| why.to_owned());
             assert!(why.is_some_and(|why| why.contains("<html>login")), "status says what came");
@@ -97,7 +97,10 @@ async fn a_page_of_others_is_tried_again_and_then_each_further_version_waits() {
         let book = engine.ledger.books.get_mut(&id).expect("it was put there");
         book.versions.insert(TWO, begun(TWO));
         engine.failed(&id, TWO, &CommitError::Taken { key: "k".into() });
-        assert!(engine.version(&id, TWO).checkpoint.is_aborted(), "another document is found at once");
+        assert!(
+            engine.books().version(&id, TWO).checkpoint.is_aborted(),
+            "another document is found at once"
+        );
         assert!(engine.is_held_up(&id, now), "and the version after it waits");
         engine.nothing_in_the_way(&id);
         assert!(!engine.is_held_up(&id, now) && !engine.tier3_away.is_away());

@@ -50,7 +50,7 @@ impl Engine {
             if run.is_some_and(|run| id.run != *run) {
                 continue;
             }
-            let version = self.version(id, *number);
+            let version = self.books().version(id, *number);
             lag.versions += 1;
             lag.bytes += version.bytes_left();
             #[expect(clippy::cast_precision_loss, reason = "a duration for people")]

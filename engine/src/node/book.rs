@@ -4,24 +4,27 @@
 //! what moves it (`decide`, `advance`), the files themselves (the namespace).
 
 use crate::node::Shared;
-use crate::node::decide::is_covered;
+use crate::node::decide::{is_covered, run_of};
 use crate::node::in_the_way::InTheWay;
 use crate::node::ledger::{Contents, Ledger};
+use crate::node::select::{is_run, several, step_of};
 use crate::save::commit::Attempt;
 use crate::save::loose::LooseStored;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_namespace::{NodeId, Reach};
+use tidemark_namespace::{FileView, NodeId, Reach};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Covered, Told, Verdict};
 use tidemark_protocol::id::{Epoch, FileId, Generation, SealNumber, Timeline, Version};
 use tidemark_protocol::key::{VersionId, VersionRef};
+use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::{Attributes, Manifest};
-use tidemark_protocol::path::RelPath;
-use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
+use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, TrackerHolds};
 use tidemark_protocol::record::Record;
+use tidemark_protocol::report::{ApiError, CheckpointRef, path_text};
 
 /// A version's number within its checkpoint.
 pub(crate) type Number = (Timeline, Version);
@@ -332,4 +335,98 @@ pub(crate) enum LooseStage {
     Uploaded {
         of: (FileId, SealNumber),
     },
+}
+/// Lookups over the books of all checkpoints: one version, or the newest of a run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Books<'a> {
+    pub(crate) ledger: &'a Ledger,
+}
+
+impl<'a> Books<'a> {
+    pub(crate) fn version(self, id: &CheckpointId, number: Number) -> &'a VersionBook {
+        &self.ledger.books[id].versions[&number]
+    }
+
+    /// The newest committed version of a run.
+    pub(crate) fn watermark(self, run: &RunPath) -> Option<&'a Checkpoint> {
+        lineage::watermark(run_of(&self.ledger, run))
+    }
+
+    /// The committed version of the run that a new one follows.
+    pub(crate) fn previous(self, run: &RunPath) -> Option<VersionRef> {
+        self.watermark(run).map(reference)
+    }
+
+    /// The run of which `latest` is meant: the named one, or the only one; `None`: nothing of it is committed.
+    ///
+    /// # Errors
+    /// None is named, and several have something committed.
+    pub(crate) fn run_of_latest(self, run: Option<&[u8]>) -> Result<Option<&'a RunPath>, ApiError> {
+        let mut runs = self.runs_with_commits(run);
+        if runs.len() > 1 {
+            let names = runs.iter().map(ToString::to_string);
+            return Err(several("several runs have checkpoints", names, "name one as RUN@latest"));
+        }
+        Ok(runs.pop_first())
+    }
+
+    /// The newest committed one of a run, whether the tree shows it or not.
+    pub(crate) fn newest_committed_of(self, run: &RunPath) -> Option<&'a Book> {
+        let of_run = self.ledger.books.values().filter(|book| book.id.run == *run);
+        let committed = of_run.filter_map(|book| Some((book.committed()?.1.record(), book)));
+        committed.max_by_key(|(record, _)| lineage::order_to_resume(record)).map(|(_, book)| book)
+    }
+
+    pub(crate) fn book_of(self, record: &Record) -> Option<&'a Book> {
+        let (run, directory) = (record.version.run.clone(), record.version.directory.clone());
+        self.ledger.books.get(&CheckpointId { run, directory })
+    }
+
+    /// Runs, or the named one, with a committed checkpoint in the tree; where none has one, those with a committed checkpoint that a job
+    /// removed.
+    fn runs_with_commits(self, run: Option<&[u8]>) -> BTreeSet<&'a RunPath> {
+        let committed = || self.books_of(run).filter(|book| book.committed().is_some());
+        let in_tree: BTreeSet<_> =
+            committed().filter(|book| book.candidate.is_some()).map(|book| &book.id.run).collect();
+        if in_tree.is_empty() { committed().map(|book| &book.id.run).collect() } else { in_tree }
+    }
+
+    /// The checkpoints with this step, of one run or of all.
+    pub(crate) fn at_step(self, run: Option<&'a [u8]>, step: u64) -> impl Iterator<Item = &'a Book> {
+        self.books_of(run).filter(move |book| step_of(book).is_some_and(|found| found.0 == step))
+    }
+
+    /// The books of one run, named by its path or as `ls` shows it, or of all.
+    fn books_of(self, run: Option<&[u8]>) -> impl Iterator<Item = &'a Book> {
+        self.ledger.books.values().filter(move |book| run.is_none_or(|run| is_run(&book.id.run, run)))
+    }
+
+    /// The number that the next version of a checkpoint has.
+    pub(crate) fn next_number(self, id: &CheckpointId) -> Number {
+        let book = self.ledger.books.get(id);
+        book.map_or_else(|| Book::new(id.clone()).next_number(), Book::next_number)
+    }
+
+    pub(crate) fn trackers_of(
+        self,
+        id: &'a CheckpointId,
+        framework: &'a str,
+    ) -> impl Iterator<Item = (RelPath, Arc<FileView>, TrackerHolds)> + 'a {
+        let beside = self.ledger.loose.keys().filter(|path| path.parent().as_ref() == id.run.path());
+        beside.filter_map(|path| {
+            let holds = self.ledger.rules().tracker(framework, path)?;
+            Some((path.clone(), Arc::clone(self.ledger.file(path)?), holds))
+        })
+    }
+
+    pub(crate) fn refs(self, paths: &[String]) -> Vec<CheckpointRef> {
+        let books = self.ledger.books.values();
+        books
+            .filter(|book| paths.contains(&path_text(&book.path())))
+            .filter_map(|book| {
+                let (_, version) = book.committed()?;
+                Some(crate::node::answer::checkpoint_ref(&version.checkpoint))
+            })
+            .collect()
+    }
 }

@@ -34,24 +34,30 @@ impl Scrub {
     }
 }
 
-impl Engine {
+/// Copies that are known to be bad, and what depends on them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Damage<'a> {
+    pub(crate) engine: &'a Engine,
+}
+
+impl<'a> Damage<'a> {
     /// Whether this node's memory is known to hold other bytes than were sealed.
-    pub(super) fn is_bad_host(&self, view: &FileView) -> bool {
-        view.sealed().is_some_and(|seal| self.scrub.bad.contains_key(&(view.file, seal)))
+    pub(crate) fn is_bad_host(self, view: &FileView) -> bool {
+        view.sealed().is_some_and(|seal| self.engine.scrub.bad.contains_key(&(view.file, seal)))
     }
 
     /// The files of a version whose object is known to be bad. Costs a pass over its files where any object is.
-    pub(super) fn bad_objects_in(&self, version: &VersionBook) -> BTreeSet<FileId> {
-        if self.scrub.bad_objects.is_empty() {
+    pub(crate) fn bad_objects_in(self, version: &VersionBook) -> BTreeSet<FileId> {
+        if self.engine.scrub.bad_objects.is_empty() {
             return BTreeSet::new();
         }
         let files = version.manifest().into_iter().flat_map(|manifest| &manifest.files);
-        let bad = files.filter(|file| self.scrub.is_bad_object(file.file, file.seal, &file.key));
+        let bad = files.filter(|file| self.engine.scrub.is_bad_object(file.file, file.seal, &file.key));
         bad.map(|file| file.file).collect()
     }
 
     /// How many good copies Tier-3 has of a version.
-    pub(super) fn object_copies(&self, version: &VersionBook) -> CopyCount {
+    pub(crate) fn object_copies(self, version: &VersionBook) -> CopyCount {
         if !version.checkpoint.is_prepared() {
             return CopyCount::default();
         }
@@ -65,11 +71,11 @@ impl Engine {
 
     /// The files at or below `place` with an object that is known to be bad and may be written again. Costs a pass over the files and the
     /// versions where any object is bad.
-    pub(super) fn known_bad(&self, place: &[u8]) -> Vec<Listed> {
-        if self.scrub.bad_objects.is_empty() || !self.may_write() {
+    pub(crate) fn known_bad(self, place: &[u8]) -> Vec<Listed> {
+        if self.engine.scrub.bad_objects.is_empty() || !self.engine.may_write() {
             return Vec::new();
         }
-        let mut objects = self.targets_and_stored(place);
+        let mut objects = self.engine.listing().targets_and_stored(place);
         objects.retain(|listed| !listed.suspects.is_empty());
         objects
     }
@@ -77,17 +83,17 @@ impl Engine {
     /// Everything at or below `place` that would not outlive this node, because Tier-3 has it no more as it was committed or sent: files
     /// of the tree without a good object, and of the newest committed version of each checkpoint that was not removed. Costs a pass over both
     /// where anything is known to be bad.
-    pub(super) fn damaged(&self, place: &[u8]) -> Vec<Pending> {
-        let Scrub { bad_objects, unmended, .. } = &self.scrub;
+    pub(crate) fn damaged(self, place: &[u8]) -> Vec<Pending> {
+        let Scrub { bad_objects, unmended, .. } = &self.engine.scrub;
         if bad_objects.is_empty() && unmended.is_empty() {
             return Vec::new();
         }
-        let books = self.ledger.books.values();
+        let books = self.engine.ledger.books.values();
         let stands: Vec<_> = books
             .filter_map(|book| Some((book, book.committed()?)))
-            .filter(|(book, (number, version))| !self.is_removed(book, **number, version))
+            .filter(|(book, (number, version))| !self.engine.choice().is_removed(book, **number, version))
             .collect();
-        let in_tree = self.ledger.files().filter(|(_, view)| view.object.is_none());
+        let in_tree = self.engine.ledger.files().filter(|(_, view)| view.object.is_none());
         let lacking: BTreeSet<_> =
             in_tree.filter_map(|(_, view)| Some((view.file, view.sealed()?))).collect();
         let files = stands.iter().filter_map(|(_, (_, version))| version.manifest());
@@ -106,12 +112,12 @@ impl Engine {
     }
 
     /// Committed versions of a run of which something in Tier-3 is known to be bad. Costs nothing while nothing is.
-    pub(super) fn damaged_versions(&self, run: &RunPath) -> BTreeSet<&VersionId> {
-        let Scrub { bad_objects, unmended, .. } = &self.scrub;
+    pub(crate) fn damaged_versions(self, run: &RunPath) -> BTreeSet<&'a VersionId> {
+        let Scrub { bad_objects, unmended, .. } = &self.engine.scrub;
         if bad_objects.is_empty() && unmended.is_empty() {
             return BTreeSet::new();
         }
-        let books = self.ledger.books.values().filter(|book| book.id.run == *run);
+        let books = self.engine.ledger.books.values().filter(|book| book.id.run == *run);
         let versions = books.flat_map(|book| {
             let path = path_text(&book.path());
             let documents = unmended.iter().any(|(of, _)| *of == path);

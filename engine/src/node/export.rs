@@ -8,7 +8,7 @@ use crate::node::answer::{checkpoint_ref, unreadable};
 use crate::node::book::Number;
 use crate::node::run::{Engine, Node};
 use crate::node::select::Wanted;
-use crate::node::tree::attributes_of;
+use crate::node::tree_now::attributes_of;
 use crate::restore::export::{ExportError, export};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -146,7 +146,8 @@ impl Engine {
     fn hold(&mut self, wanted: &Wanted, number: Option<Number>) -> Result<Held, ApiError> {
         let none =
             |what: String| ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls --all` shows what there is");
-        let book = self.find(wanted)?.ok_or_else(|| none("there is no such checkpoint".to_owned()))?;
+        let book =
+            self.choice().find(wanted)?.ok_or_else(|| none("there is no such checkpoint".to_owned()))?;
         let path = path_text(&book.path());
         let found = match number {
             None => book.committed().map(|(number, version)| (*number, version)),
@@ -173,7 +174,7 @@ impl Engine {
         };
         let reference = checkpoint_ref(&version.checkpoint);
         let candidate = book.candidate.as_ref().filter(|candidate| candidate.is_directory());
-        let candidate = candidate.filter(|_| self.is_in_sight(book, version));
+        let candidate = candidate.filter(|_| self.tree_names().is_in_sight(book, version));
         let shown = candidate.and_then(|candidate| Some((candidate.id.path()?, candidate.shape)));
         let of = (book.id.clone(), number);
         self.gc.check_stays(&of)?;

@@ -4,7 +4,6 @@
 //! (protocol).
 
 use crate::node::book::Book;
-use crate::node::decide;
 use crate::node::loose::Lack;
 use crate::node::pending::Row;
 use crate::node::run::{Engine, Node};
@@ -12,11 +11,10 @@ use crate::node::select::is_inside;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_namespace::{FileState, FileView, ask_anew, is_alive, torn_path};
-use tidemark_protocol::evidence::{Told, Verdict};
+use tidemark_namespace::{FileState, FileView, ask_anew, torn_path};
+use tidemark_protocol::evidence::Told;
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::recognise::Shape;
-use tidemark_protocol::report::{CheckpointRef, Flush, Pending, PendingReason, Progress, path_text};
+use tidemark_protocol::report::{Flush, Pending, PendingReason, Progress, path_text};
 use tokio::sync::oneshot;
 
 /// A flush looks at what is pending this often: each look costs a pass over the books.
@@ -26,7 +24,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const LOOK_SHARE: u32 = 8;
 
 /// Between two files of one save a program has none of them open. A save whose last file was closed less than this ago goes on.
-const SAVE_GAP_NS: i64 = 2 * 1_000_000_000;
+pub(crate) const SAVE_GAP_NS: i64 = 2 * 1_000_000_000;
 
 /// A command that does not wait is answered once what was closed just before it has been looked at, or after so long: a job that saves
 /// without a pause gives no moment at which everything has been.
@@ -181,7 +179,7 @@ impl Engine {
         let namespace = &self.shared.namespace;
         let mut views = namespace.views_below(place);
         let is_file = || namespace.node_at(place).is_some_and(|node| namespace.view(node).is_some());
-        let lies_in_one = || self.books_about(place).any(|book| !covers(place, &book.path()));
+        let lies_in_one = || self.places().books_about(place).any(|book| !covers(place, &book.path()));
         if let Ok(path) = RelPath::new(place)
             && (is_file() || lies_in_one())
         {
@@ -208,65 +206,17 @@ impl Engine {
         }
     }
 
-    /// Whether the end of the daemon still waits for a program that saves this checkpoint.
-    pub(crate) fn waits_for_saving(&self, book: &Book) -> bool {
-        self.grace_until.is_some() && self.saving(book).is_some()
-    }
-
-    /// Why a program is believed to be saving this checkpoint still; none where no program is.
-    pub(crate) fn saving(&self, book: &Book) -> Option<(PendingReason, String)> {
-        let candidate = book.candidate.as_ref().filter(|_| !book.is_torn())?;
-        let is_part = matches!(
-            book.verdict,
-            Some(Verdict::Incomplete { .. } | Verdict::Open { again_at_ns: None, .. })
-        );
-        // To a directory more may come.
-        let is_part = is_part || candidate.shape == Shape::Tree && self.is_waiting_for_time(book);
-        self.ledger
-            .files_of(candidate, &book.scope)
-            .find_map(|(path, view)| self.written(path, view, is_part))
-    }
-
-    pub(crate) fn is_waiting_for_time(&self, book: &Book) -> bool {
-        decide::is_waiting_for_time(book, book.verdict.as_ref(), self.shared.now_ns())
-    }
-
     /// Whether any program is saving: a checkpoint, or a file under a name that it will not keep.
     fn is_anything_saved(&self) -> bool {
         // The cheap look first: there may be very many files.
         let in_flight = |(path, view): (&RelPath, &Arc<FileView>)| {
-            (view.sealed().is_none() || self.was_just_closed(view))
+            (view.sealed().is_none() || self.saves().was_just_closed(view))
                 && self.ledger.rules().is_temporary(path)
-                && self.written(path, view, true).is_some()
+                && self.saves().written(path, view, true).is_some()
         };
-        self.ledger.books.values().any(|book| self.saving(book).is_some())
+        self.ledger.books.values().any(|book| self.saves().saving(book).is_some())
             || self.ledger.files().any(in_flight)
-            || self.is_anything_begun(SAVE_GAP_NS)
-    }
-
-    fn was_just_closed(&self, view: &FileView) -> bool {
-        self.shared.now_ns().saturating_sub(view.closed_ns) < SAVE_GAP_NS
-    }
-
-    /// Why a file is believed to be written still. `is_part`: with what is there its save is not over.
-    pub(crate) fn written(
-        &self,
-        path: &RelPath,
-        view: &FileView,
-        is_part: bool,
-    ) -> Option<(PendingReason, String)> {
-        match view.state {
-            FileState::Open { writers } => {
-                Some((PendingReason::Open, format!("{path} has {writers} open writers")))
-            }
-            FileState::Mapped => Some((PendingReason::Mapped, format!("{path} is mapped writable"))),
-            FileState::Closed | FileState::Cut | FileState::Sealed { .. } => {
-                let lives = |writer| is_alive(&self.shared.namespace, writer);
-                let goes_on = is_part && self.was_just_closed(view) && view.writers.iter().any(lives);
-                let what = || format!("{path} was closed a moment ago, and more is to come");
-                goes_on.then(|| (PendingReason::Incomplete, what()))
-            }
-        }
+            || self.beginnings().is_anything_begun(SAVE_GAP_NS)
     }
 
     /// When the end of the daemon waits no longer.
@@ -290,7 +240,7 @@ impl Engine {
         let saves = self.grace_until.is_some()
             && waiting.iter().any(|waiter| waiter.waits == Waits::End)
             && self.is_anything_saved();
-        let decides = self.decides_about_begun(now);
+        let decides = self.beginnings().decides_about_begun(now);
         // Many may wait for one place.
         let mut known: BTreeMap<Vec<u8>, Vec<Row>> = BTreeMap::new();
         waiting.retain_mut(|waiter| {
@@ -369,17 +319,7 @@ impl Engine {
             pending.push(self.untold_names());
         }
         pending.truncate(PENDING_MAX);
-        FlushOutcome { pending, timed_out, tier3_away: self.tier3_trouble().is_some() }
-    }
-
-    /// When the last of a checkpoint's files was closed; never, while one is open.
-    pub(crate) fn last_closed_ns(&self, book: &Book) -> i64 {
-        let files = book.candidate.iter().flat_map(|candidate| self.ledger.files_of(candidate, &book.scope));
-        let closed_ns = files.map(|(_, view)| match view.state {
-            FileState::Open { .. } | FileState::Mapped => i64::MAX,
-            FileState::Closed | FileState::Cut | FileState::Sealed { .. } => view.published_ns,
-        });
-        closed_ns.max().unwrap_or(i64::MIN)
+        FlushOutcome { pending, timed_out, tier3_away: self.health().tier3_trouble().is_some() }
     }
 
     /// Keeps as it is what programs have open or mapped of checkpoints while the daemon ends: no close of theirs succeeds any more.
@@ -389,6 +329,7 @@ impl Engine {
             return;
         }
         let unfinished = self
+            .sessions()
             .files_of_checkpoints(|_| true)
             .filter(|view| view.host && matches!(view.state, FileState::Open { .. } | FileState::Mapped));
         let namespace = &self.shared.namespace;
@@ -400,10 +341,10 @@ impl Engine {
     /// Everything at or below `place`, and the checkpoint in which it lies, that is not durable, and why. `asked`: when somebody asked last.
     fn pending(&self, place: &[u8], asked: Option<Instant>, now: Instant) -> Vec<Row> {
         let mut rows = Vec::new();
-        for book in self.books_about(place) {
-            rows.extend(self.pending_book(book));
+        for book in self.places().books_about(place) {
+            rows.extend(self.saves().pending_book(book));
         }
-        for (candidate, _) in self.torn() {
+        for (candidate, _) in self.sessions().torn() {
             let is_meant = |path: &RelPath| {
                 let path = path.as_bytes();
                 covers(place, path) || is_inside(path, place, candidate.files.keys())
@@ -476,7 +417,7 @@ impl Node {
         let committed =
             self.shared().events.since(since).into_iter().filter(|event| event.kind == "committed");
         let paths: Vec<String> = committed.filter_map(|event| event.path).collect();
-        let refs = self.ask(move |engine| engine.refs(&paths)).await?;
+        let refs = self.ask(move |engine| engine.books().refs(&paths)).await?;
         Some(Flush {
             waited: wait,
             uploaded_files: metrics.upload_files.get() - files_before,
@@ -489,12 +430,12 @@ impl Node {
     }
 
     async fn unknown(&self) -> Option<FlushOutcome> {
-        self.ask(|engine| FlushOutcome::unknown(engine.tier3_trouble().is_some())).await
+        self.ask(|engine| FlushOutcome::unknown(engine.health().tier3_trouble().is_some())).await
     }
 
     /// Adds what is bad in Tier-3: waiting brings none of it.
     async fn with_damaged(&self, place: Vec<u8>, mut outcome: FlushOutcome) -> Option<FlushOutcome> {
-        let damaged = self.ask(move |engine| engine.damaged(&place)).await?;
+        let damaged = self.ask(move |engine| engine.damage().damaged(&place)).await?;
         outcome.pending.extend(damaged);
         outcome.pending.truncate(PENDING_MAX);
         Some(outcome)
@@ -535,17 +476,6 @@ impl Engine {
             let book = self.ledger.books.entry(id.clone()).or_insert_with(|| Book::new(id.clone()));
             book.told_of = Some(told_of);
         }
-    }
-
-    fn refs(&self, paths: &[String]) -> Vec<CheckpointRef> {
-        let books = self.ledger.books.values();
-        books
-            .filter(|book| paths.contains(&path_text(&book.path())))
-            .filter_map(|book| {
-                let (_, version) = book.committed()?;
-                Some(crate::node::answer::checkpoint_ref(&version.checkpoint))
-            })
-            .collect()
     }
 }
 

@@ -129,7 +129,7 @@ impl Engine {
             return;
         }
         self.full.not_before = Some(now + LOOK_EVERY);
-        let full = self.full_tiers(&self.tiers(), now);
+        let full = self.full_tiers(&self.tiers_now().tiers(), now);
         let Some((_, what)) = full.into_iter().find(|(code, _)| *code == ProblemCode::Tier1Full) else {
             return;
         };

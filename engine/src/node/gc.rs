@@ -7,27 +7,20 @@
 //! go when nothing in the tree leads to them any more. A daemon that dies in between finds a version without names, and does not know
 //! who took them.
 
-use crate::node::answer::checkpoint_ref;
 use crate::node::away::Cause;
-use crate::node::book::{Book, Number, VersionBook};
-use crate::node::decide::is_covered;
+use crate::node::book::Number;
 use crate::node::jobs;
-use crate::node::ledger::contents;
-use crate::node::recover::above;
 use crate::node::run::{Engine, retry_pause};
 use crate::save::commit::CommitError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use tidemark_namespace::{Leads, Listed};
+use tidemark_namespace::Listed;
 use tidemark_protocol::error::error_text;
-use tidemark_protocol::id::FileId;
-use tidemark_protocol::lineage;
 use tidemark_protocol::manifest::Manifest;
-use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::CheckpointId;
-use tidemark_protocol::report::{ApiError, ErrorCode, EventLevel, GcRow};
-use tidemark_protocol::retention::{Committed, Keep, Metric, Retirement, Standing, retain};
+use tidemark_protocol::report::{ApiError, ErrorCode, EventLevel};
+use tidemark_protocol::retention::{Keep, Retirement, Standing};
 
 /// Between two looks at what may go, where nothing happened that lets something go.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -152,7 +145,12 @@ impl Gc {
         hold
     }
 
-    fn is_held(&self, of: &(CheckpointId, Number)) -> bool {
+    /// Whether a person asked to retire it.
+    pub(crate) fn is_wished(&self, of: &(CheckpointId, Number)) -> bool {
+        self.wishes.contains(of)
+    }
+
+    pub(crate) fn is_held(&self, of: &(CheckpointId, Number)) -> bool {
         self.held.iter().any(|(held, end)| held == of && end.strong_count() > 0)
     }
 
@@ -175,7 +173,7 @@ impl Gc {
 
     /// How the tree stands to a version. `names`: a name of it means these bytes; `superseded`: a newer version of the checkpoint is
     /// committed.
-    fn standing(&self, of: &(CheckpointId, Number), names: bool, superseded: bool) -> Standing {
+    pub(crate) fn standing(&self, of: &(CheckpointId, Number), names: bool, superseded: bool) -> Standing {
         // Names that a newer version holds too are that one's.
         if names && !superseded {
             return Standing::Shown;
@@ -189,16 +187,16 @@ impl Gc {
 }
 
 /// What retention says of one committed version.
-struct Verdict {
-    id: CheckpointId,
-    number: Number,
+pub(crate) struct Verdict {
+    pub(crate) id: CheckpointId,
+    pub(crate) number: Number,
     /// The tree shows it: its names go first.
-    shown: bool,
-    keep: Keep,
+    pub(crate) shown: bool,
+    pub(crate) keep: Keep,
 }
 
 /// A manifest's files under all their names.
-fn listed(manifest: &Manifest) -> Vec<Listed<'_>> {
+pub(crate) fn listed(manifest: &Manifest) -> Vec<Listed<'_>> {
     let named = manifest.files.iter().flat_map(|entry| {
         let links = manifest.hard_links.iter().filter(|link| link.to == entry.path).map(|link| &link.path);
         let names = std::iter::once(&entry.path).chain(links);
@@ -220,7 +218,7 @@ impl Engine {
             return;
         }
         let began = Instant::now();
-        let verdicts = self.verdicts(None);
+        let verdicts = self.retention().verdicts(None);
         self.gc.rest_until = now + began.elapsed() * REST_TIMES;
         self.gc.next = self.gc.next.max(self.gc.rest_until);
         self.gc.end_withdrawals(&verdicts);
@@ -237,97 +235,10 @@ impl Engine {
         }
     }
 
-    /// Every committed version of a run, or of all, in order of run and lineage.
-    fn verdicts(&self, of: Option<&RunPath>) -> Vec<Verdict> {
-        let mut runs: BTreeMap<&RunPath, Vec<(&Book, Number, &VersionBook)>> = BTreeMap::new();
-        let books = self.ledger.books.values();
-        for book in books.filter(|book| of.is_none_or(|run| *run == book.id.run)) {
-            let committed = book.versions.iter().filter(|(_, version)| version.checkpoint.is_committed());
-            let run = runs.entry(&book.id.run).or_default();
-            run.extend(committed.map(|(number, version)| (book, *number, version)));
-        }
-        let mut verdicts = Vec::new();
-        for (run, mut versions) in runs {
-            versions.sort_by(|a, b| lineage::order(a.2.record()).cmp(&lineage::order(b.2.record())));
-            let policy = self.shared.settings.retention.policy_of(run);
-            let rows = versions.iter().map(|(book, number, version)| self.row_of(book, *number, version));
-            let mut rows: Vec<Committed> = rows.collect();
-            if policy.keep_best.is_some() {
-                for (row, (book, number, version)) in rows.iter_mut().zip(&versions) {
-                    row.metric = self.metric_of(book, *number, version);
-                }
-            }
-            let now_ns = self.shared.now_ns();
-            let keeps = retain(&policy, &rows, now_ns);
-            for ((row, keep), (book, number, _)) in rows.into_iter().zip(keeps).zip(versions) {
-                let shown = row.standing == Standing::Shown;
-                verdicts.push(Verdict { id: book.id.clone(), number, shown, keep });
-            }
-        }
-        verdicts
-    }
-
-    /// How the tree leads to a version. What is not known is taken for needed.
-    pub(crate) fn leads_to(&self, version: &VersionBook) -> Leads {
-        let all = Leads { names: true, copies: true, needs: true, alive: true };
-        version.manifest().map_or(all, |manifest| self.shared.namespace.leads_to(&listed(manifest)))
-    }
-
-    /// Whether a file of a version is in the tree under another name, or open, while it has none of its own. What is not known is taken for
-    /// that.
-    pub(crate) fn lives_elsewhere(&self, version: &VersionBook) -> bool {
-        let Some(manifest) = version.manifest() else { return true };
-        let namespace = &self.shared.namespace;
-        let mut files = listed(manifest);
-        let named = files.iter().filter(|file| namespace.node_at(file.path.as_bytes()).is_some());
-        let named: BTreeSet<FileId> = named.map(|file| file.file).collect();
-        files.retain(|file| !named.contains(&file.file));
-        namespace.leads_to(&files).alive
-    }
-
-    /// What retention needs to know of a version.
-    fn row_of(&self, book: &Book, number: Number, version: &VersionBook) -> Committed {
-        let record = version.record();
-        let of = (book.id.clone(), number);
-        let leads = self.leads_to(version);
-        let superseded = book.committed().is_some_and(|(newest, _)| *newest > number);
-        let standing = self.gc.standing(&of, leads.names, superseded);
-        let held = leads.needs
-            || self.gc.is_held(&of)
-            || self.gc.is_unshown(&of.0, of.1)
-            || self.visibility.is_out_of_sight(&of.0, of.1)
-            || match standing {
-                Standing::Shown => !self.is_all_there_is(book, number),
-                // Its names mean other bytes by now, and a file under one of them has its copy there.
-                Standing::Withdrawn { .. } | Standing::Replaced | Standing::Gone => leads.copies,
-            };
-        Committed {
-            version: record.version.clone(),
-            step: record.step,
-            completed_at_ns: record.completed_at_ns,
-            // It was read back, or its checksums were refused, when it was written; what is known to be lost since counts for nothing.
-            verified: self.why_lost(record).is_none(),
-            pinned: self.gc.pins.contains(&of),
-            held,
-            standing,
-            wished: self.gc.wishes.contains(&of),
-            metric: Metric::Unsaid,
-        }
-    }
-
-    /// Whether the tree holds nothing under the checkpoint's name but what this version lists: nothing newer is being
-    /// written over it.
-    fn is_all_there_is(&self, book: &Book, number: Number) -> bool {
-        let Some(candidate) = &book.candidate else { return false };
-        let present = contents(self.ledger.files_of(candidate, &book.scope));
-        let is_newest = above(book, Some(number)).is_empty();
-        is_newest && present.is_some_and(|present| is_covered(&present, &book.versions[&number].contents))
-    }
-
     /// Takes the names of a version that may go out of the tree.
     fn withdraw(&mut self, of: (CheckpointId, Number), reason: &str, now: Instant) {
         let (id, number) = &of;
-        let Some(manifest) = self.version(id, *number).manifest().map(Arc::clone) else { return };
+        let Some(manifest) = self.books().version(id, *number).manifest().map(Arc::clone) else { return };
         let directories: Vec<_> =
             manifest.directories.iter().map(|directory| directory.path.clone()).collect();
         // Also where it fails: some names are gone then.
@@ -350,7 +261,7 @@ impl Engine {
     }
 
     fn give_up(&mut self, id: CheckpointId, number: Number, leave: Retirement) {
-        let Some(manifest) = self.version(&id, number).manifest().map(Arc::clone) else { return };
+        let Some(manifest) = self.books().version(&id, number).manifest().map(Arc::clone) else { return };
         self.gc.begin((id.clone(), number));
         self.jobs.spawn(jobs::retire(Arc::clone(&self.shared), id, number, manifest, leave));
     }
@@ -398,25 +309,6 @@ impl Engine {
         }
     }
 
-    /// What retention says of every committed version, for people.
-    pub(crate) fn gc_rows(&self) -> Vec<GcRow> {
-        let row = |verdict: Verdict| {
-            let version = self.version(&verdict.id, verdict.number);
-            let (given_up, reason) = match &verdict.keep {
-                Keep::Kept { reason } => (false, reason.clone()),
-                Keep::Retired(leave) => (true, leave.reason().to_owned()),
-            };
-            GcRow {
-                run: verdict.id.run.to_string(),
-                checkpoint: checkpoint_ref(&version.checkpoint),
-                bytes: version.record().size_bytes(),
-                given_up,
-                reason,
-            }
-        };
-        self.verdicts(None).into_iter().map(row).collect()
-    }
-
     /// Somebody waits: what failed before is tried again at once.
     pub(crate) fn collect_afresh(&mut self) {
         self.gc.waiting.clear();
@@ -431,8 +323,8 @@ impl Engine {
     ) -> (u64, Option<String>) {
         self.gc.next = Instant::now();
         let mut left = 0;
-        let mut stuck = self.writes_nothing();
-        for Verdict { id, number, keep, .. } in self.verdicts(wanted.map(|(of, _)| &of.run)) {
+        let mut stuck = self.health().writes_nothing();
+        for Verdict { id, number, keep, .. } in self.retention().verdicts(wanted.map(|(of, _)| &of.run)) {
             let is_wanted = wanted.is_none_or(|(of, numbers)| *of == id && numbers.contains(&number));
             match keep {
                 Keep::Retired(_) if is_wanted => {
@@ -460,12 +352,13 @@ impl Engine {
         let wishes: BTreeSet<_> = numbers.iter().map(|number| (id.clone(), *number)).collect();
         let added: Vec<_> = wishes.difference(&self.gc.wishes).cloned().collect();
         self.gc.wishes.extend(wishes);
-        let kept = self.verdicts(Some(&id.run)).into_iter().find_map(|verdict| match verdict.keep {
-            Keep::Kept { reason } if verdict.id == *id => {
-                Some(format!("version {} stays: {reason}", verdict.number.1))
-            }
-            Keep::Kept { .. } | Keep::Retired(_) => None,
-        });
+        let kept =
+            self.retention().verdicts(Some(&id.run)).into_iter().find_map(|verdict| match verdict.keep {
+                Keep::Kept { reason } if verdict.id == *id => {
+                    Some(format!("version {} stays: {reason}", verdict.number.1))
+                }
+                Keep::Kept { .. } | Keep::Retired(_) => None,
+            });
         if let Some(kept) = kept {
             for wish in added {
                 self.gc.wishes.remove(&wish);
@@ -486,9 +379,9 @@ mod tests {
     use crate::restore::locate::FormatProblem;
     use tidemark_protocol::id::{Timeline, Version};
     use tidemark_protocol::key::VersionId;
-    use tidemark_protocol::path::{CheckpointName, RelPath};
+    use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
     use tidemark_protocol::recognise::Rules;
-    use tidemark_protocol::retention::Policy;
+    use tidemark_protocol::retention::{Committed, Metric, Policy, Standing, retain};
     use tidemark_store::MemoryStore;
 
     fn of(version: u64) -> (CheckpointId, Number) {

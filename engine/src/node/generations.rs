@@ -252,7 +252,7 @@ impl Engine {
     fn sift_left(&self) -> (u64, Option<String>) {
         let due = self.generations.due.len() as u64;
         let left = due + u64::from(self.generations.running);
-        let stuck = self.writes_nothing().or_else(|| {
+        let stuck = self.health().writes_nothing().or_else(|| {
             let stuck = self.generations.due.keys().all(|path| self.generations.waiting.contains_key(path));
             let (_, waiting) = self.generations.waiting.iter().next()?;
             (stuck && !self.generations.running).then(|| waiting.why.clone())

@@ -7,9 +7,18 @@
 //! a name of this tree means them: another coordinator gave them up without knowing of that name.
 //! `_RETIRED` stands, and the sidecar of a generation is gone, before the first of its bytes is deleted.
 
+use crate::node::Shared;
+use crate::node::answer::{Listed, stored_target};
+use crate::node::flush::covers;
+use crate::node::gc::Gc;
+use crate::node::ledger::Ledger;
+use crate::node::places::Places;
 use crate::node::run::{Engine, Node};
 use crate::restore::locate::read_retired;
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tidemark_namespace::ObjectCopy;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::key::{Key, PathOrHash, VersionId};
 use tidemark_protocol::manifest::Manifest;
@@ -18,7 +27,7 @@ use tidemark_protocol::report::path_text;
 
 /// Who counts on an object now, as far as the loop knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Counts {
+pub(crate) enum Counts {
     /// The tree shows its bytes, or the version stands that it belongs to.
     Yes,
     /// Nobody but a removal that can be taken back, for as long as the generation has its sidecar.
@@ -47,7 +56,11 @@ impl Node {
     pub(super) async fn fate(&self, of: (FileId, SealNumber), key: &str) -> Fate {
         let asked = key.to_owned();
         let known = move |engine: &mut Engine| {
-            (engine.counts(of, &asked), engine.is_held(of), engine.is_noted(of, &asked))
+            (
+                engine.still_counts().counts(of, &asked),
+                engine.still_counts().is_held(of),
+                engine.still_counts().is_noted(of, &asked),
+            )
         };
         // A loop that has stopped notes nothing either.
         let Some((counts, is_held, is_noted)) = self.ask(known).await else { return Fate::GivenUp };
@@ -78,9 +91,17 @@ impl Node {
     }
 }
 
-impl Engine {
+/// Whether objects that a pass examined earlier are still referenced.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StillCounts<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) gc: &'a Gc,
+}
+
+impl<'a> StillCounts<'a> {
     /// Who counts on the object under this key, which should hold the bytes `of`. Costs a pass over the versions where others wrote it.
-    pub(super) fn counts(&self, of: (FileId, SealNumber), key: &str) -> Counts {
+    pub(crate) fn counts(self, of: (FileId, SealNumber), key: &str) -> Counts {
         match key.parse::<Key>() {
             Ok(Key::Data { version, .. }) if self.is_going(&version) && !self.is_noted(of, key) => Counts::No,
             Ok(Key::Data { .. }) => Counts::Yes,
@@ -102,18 +123,18 @@ impl Engine {
     }
 
     /// Whether a file that has a name holds these very bytes.
-    pub(super) fn is_held(&self, (file, seal): (FileId, SealNumber)) -> bool {
+    pub(crate) fn is_held(self, (file, seal): (FileId, SealNumber)) -> bool {
         self.shared.namespace.view_of(file).is_some_and(|view| view.sealed() == Some(seal))
     }
 
     /// Whether the tree shows these bytes by this very object.
-    fn is_noted(&self, (file, seal): (FileId, SealNumber), key: &str) -> bool {
+    fn is_noted(self, (file, seal): (FileId, SealNumber), key: &str) -> bool {
         let view = self.shared.namespace.view_of(file).filter(|view| view.sealed() == Some(seal));
         view.and_then(|view| view.object).is_some_and(|object| object.key == key)
     }
 
     /// Whether a version was given up, or its retirement may stand in Tier-3 already. Of one that is not known nobody can say so.
-    fn is_going(&self, version: &VersionId) -> bool {
+    fn is_going(self, version: &VersionId) -> bool {
         let id = CheckpointId { run: version.run.clone(), directory: version.directory.clone() };
         let number = (version.timeline, version.version);
         let known = self.ledger.books.get(&id).and_then(|book| book.versions.get(&number));
@@ -121,7 +142,7 @@ impl Engine {
     }
 
     /// The manifests of all committed versions that are not being given up.
-    fn standing_manifests(&self) -> impl Iterator<Item = &Manifest> {
+    fn standing_manifests(self) -> impl Iterator<Item = &'a Manifest> {
         let books = self.ledger.books.values();
         let versions = books
             .flat_map(|book| book.versions.iter().map(move |(number, version)| (book, *number, version)));
@@ -129,6 +150,40 @@ impl Engine {
         standing.filter_map(|(.., version)| version.manifest().map(|manifest| &**manifest))
     }
 
+    /// The files of committed versions that may lie at or below `place`, with all objects that hold their bytes.
+    pub(crate) fn stored(self, place: &[u8]) -> BTreeMap<(FileId, SealNumber), Listed> {
+        let mut stored: BTreeMap<_, Listed> = BTreeMap::new();
+        let books = self.ledger.books.values().map(|book| (book, book.path()));
+        for (book, path) in
+            books.filter(|(book, path)| covers(path, place) || self.places().is_about(place, book))
+        {
+            // What is being given up may be gone in part.
+            let stays = book.versions.iter().filter(|(number, _)| !self.gc.is_begun(&book.id, **number));
+            let manifests = stays.filter_map(|(_, version)| version.manifest());
+            let files = manifests.flat_map(|manifest| &manifest.files);
+            for file in files {
+                let object = ObjectCopy::of(file);
+                let of = (file.file, file.seal);
+                match stored.entry(of) {
+                    Entry::Occupied(known) => known.into_mut().target.add_object(object),
+                    Entry::Vacant(free) => {
+                        let bad = self.shared.restorer.losses.why(file.file, file.seal);
+                        let target = stored_target(file, object);
+                        let suspects = BTreeSet::new();
+                        free.insert(Listed { target, checkpoint: Some(path.clone()), bad, suspects });
+                    }
+                }
+            }
+        }
+        stored
+    }
+
+    fn places(self) -> Places<'a> {
+        Places { shared: self.shared, ledger: self.ledger }
+    }
+}
+
+impl Engine {
     /// Forgets what was found of objects that were given up, and of their bytes where nothing else lists those. Costs nothing where nothing was
     /// found, else a pass over the versions.
     pub(super) fn forget_found<'a>(&mut self, objects: impl Iterator<Item = (FileId, SealNumber, &'a str)>) {
@@ -142,8 +197,8 @@ impl Engine {
         if bytes.is_empty() {
             return;
         }
-        bytes.retain(|of| !self.is_held(*of));
-        for file in self.standing_manifests().flat_map(|manifest| &manifest.files) {
+        bytes.retain(|of| !self.still_counts().is_held(*of));
+        for file in self.still_counts().standing_manifests().flat_map(|manifest| &manifest.files) {
             bytes.remove(&(file.file, file.seal));
         }
         for (file, seal) in bytes {

@@ -267,7 +267,7 @@ impl Engine {
     fn may_import(&self, from: &str, checkpoint: &ForeignCheckpoint) -> Result<(), Stays> {
         let refused = |why: String| Err(Stays::Refused(why));
         let id = &checkpoint.candidate.id;
-        if let Some(why) = self.writes_nothing() {
+        if let Some(why) = self.health().writes_nothing() {
             return refused(why);
         }
         if !self.may_write() {
@@ -310,7 +310,7 @@ impl Engine {
                 "{path} was saved in the same run, and would be older; give another name with --as"
             ));
         }
-        match self.watermark(&id.run).map(Checkpoint::record) {
+        match self.books().watermark(&id.run).map(Checkpoint::record) {
             Some(newest) if newest.step > checkpoint.candidate.step => {
                 let step = |step: Option<tidemark_protocol::id::Step>| {
                     step.map_or_else(|| "none".to_owned(), |step| step.to_string())
@@ -340,7 +340,7 @@ impl Engine {
         book.versions.insert(number, stub);
         let now_ns = self.shared.now_ns();
         let completed_at_ns = lineage::stamp(&version, now_ns, now_ns, run_of(&self.ledger, &id.run));
-        Ok(Reserved { version, previous: self.previous(&id.run), completed_at_ns })
+        Ok(Reserved { version, previous: self.books().previous(&id.run), completed_at_ns })
     }
 
     /// It is committed: the tree shows it.
@@ -353,7 +353,7 @@ impl Engine {
         let checkpoint = Checkpoint::decided(record_of(&manifest), Decision::Commit);
         let reference = checkpoint_ref(&checkpoint);
         let mut version = VersionBook::new(checkpoint, contents_of(&manifest.files, &manifest));
-        version.previous = self.previous(&id.run);
+        version.previous = self.books().previous(&id.run);
         version.committed = Some((Arc::new(manifest), self.shared.drain.epoch()));
         let book = self.ledger.books.get_mut(id).expect("its number was reserved");
         book.versions.insert(number, version);

@@ -2,11 +2,10 @@
 //!
 //! Owns: carrying those out. Does not own: what may go (`gc`, `protocol::retention`), who asked (the daemon).
 
-use crate::node::answer::{checkpoint_ref, unreadable};
-use crate::node::book::{Book, Number};
+use crate::node::book::Number;
 use crate::node::recover::above;
 use crate::node::run::{Engine, Node};
-use crate::node::select::{Wanted, has_commit, is_run, several_at_step};
+use crate::node::select::Wanted;
 use crate::restore::locate;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,7 +15,7 @@ use tidemark_protocol::error::error_text;
 use tidemark_protocol::format::{Document, FORMAT};
 use tidemark_protocol::key::{Key, Series, VersionId};
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::recognise::{Candidate, CheckpointId};
+use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::recovery::Sight;
 use tidemark_protocol::report::{
     ApiError, CheckpointRef, ErrorCode, EventLevel, Gc, Pin, Progress, Removal, Undelete, path_text,
@@ -64,11 +63,11 @@ fn names_stay(path: &[u8], withdrawn: Result<usize, FsError>, left: usize) -> Op
 }
 
 /// One version that a person named.
-struct Chosen {
-    id: CheckpointId,
-    number: Number,
-    version: VersionId,
-    reference: CheckpointRef,
+pub(crate) struct Chosen {
+    pub(crate) id: CheckpointId,
+    pub(crate) number: Number,
+    pub(crate) version: VersionId,
+    pub(crate) reference: CheckpointRef,
 }
 
 impl Node {
@@ -77,7 +76,8 @@ impl Node {
     /// # Errors
     /// Nothing of it is committed, or several are meant; Tier-3 is away; the daemon is ending.
     pub async fn pin(&self, wanted: Wanted, pinned: bool, by: String) -> Result<Pin, ApiError> {
-        let chosen = self.ask(move |engine| engine.newest_committed(&wanted)).await.ok_or_else(ending)??;
+        let chosen =
+            self.ask(move |engine| engine.choice().newest_committed(&wanted)).await.ok_or_else(ending)??;
         let Chosen { id, number, version, reference } = chosen;
         let entry = (id, number);
         let series = Series::pins_of(&version);
@@ -104,8 +104,8 @@ impl Node {
     async fn needs_tier3(&self) -> Result<(), ApiError> {
         // What a daemon says that another one fences is in the answers.
         let waits = |engine: &mut Engine| {
-            let why = engine.writes_nothing().filter(|_| engine.fenced.is_none())?;
-            Some(nothing_is_written(&why, engine.tier3_trouble().is_some()))
+            let why = engine.health().writes_nothing().filter(|_| engine.fenced.is_none())?;
+            Some(nothing_is_written(&why, engine.health().tier3_trouble().is_some()))
         };
         self.ask(waits).await.ok_or_else(ending)?.map_or(Ok(()), Err)
     }
@@ -141,7 +141,7 @@ impl Node {
         if !dry_run {
             self.needs_tier3().await?;
         }
-        let mut rows = self.ask(|engine| engine.gc_rows()).await.ok_or_else(ending)?;
+        let mut rows = self.ask(|engine| engine.retention().gc_rows()).await.ok_or_else(ending)?;
         let all = rows.iter().filter(|row| row.given_up).count() as u64;
         let (mut left, mut trouble) = (all, None);
         if !dry_run {
@@ -170,7 +170,7 @@ impl Node {
             return Ok(removal);
         }
         let begun = self.ask(move |engine| {
-            let Chosen { id, .. } = engine.newest_committed(&wanted)?;
+            let Chosen { id, .. } = engine.choice().newest_committed(&wanted)?;
             let path = engine.ledger.books[&id].path();
             let refused = |why: String| {
                 let what = format!("{} is not removed: {why}", path_text(&path));
@@ -219,29 +219,13 @@ impl Node {
 }
 
 impl Engine {
-    fn newest_committed(&self, wanted: &Wanted) -> Result<Chosen, ApiError> {
-        let none = |what: &str| {
-            ApiError::new(ErrorCode::NotFound, what.to_owned(), "`ckptctl ls` shows what there is")
-        };
-        let book = self.find(wanted)?.ok_or_else(|| none("there is no such checkpoint"))?;
-        let path = path_text(&book.path());
-        let damaged = book.unreadable().and_then(|(_, version)| version.checkpoint.why_unreadable());
-        let (number, version) = book.committed().ok_or_else(|| match damaged {
-            Some(why) => unreadable(&path, why),
-            None => none(&format!("no version of {path} is committed")),
-        })?;
-        let reference = checkpoint_ref(&version.checkpoint);
-        let version = version.record().version.clone();
-        Ok(Chosen { id: book.id.clone(), number: *number, version, reference })
-    }
-
     /// Takes the names of a checkpoint out of the tree of which Tier-3 does not say what was committed, and gives its path. From now on
     /// it is taken for removed; nothing of it is deleted in Tier-3, since nobody knows what it is. `None`: it is no such checkpoint.
     ///
     /// # Errors
     /// Several are meant; some of the names stay, and why.
     fn forget_unreadable(&mut self, wanted: &Wanted) -> Result<Option<Vec<u8>>, ApiError> {
-        let found = self.find(wanted)?.filter(|book| book.committed().is_none());
+        let found = self.choice().find(wanted)?.filter(|book| book.committed().is_none());
         let Some((book, (_, version))) = found.and_then(|book| Some((book, book.unreadable()?))) else {
             return Ok(None);
         };
@@ -269,37 +253,10 @@ impl Engine {
         Ok(Some(path))
     }
 
-    /// The path that a checkpoint had which may be out of sight: one that was never recorded has no book to be found by. A step means
-    /// what is out of sight, whatever else in the tree has it, and `latest` the newest, whether it is in the tree or not.
-    fn path_out_of_sight(&self, wanted: &Wanted) -> Result<Option<Vec<u8>>, ApiError> {
-        let (run, step) = match wanted {
-            Wanted::Path(path) => return Ok(Some(path.clone())),
-            Wanted::Latest { run } => {
-                let run = self.run_of_latest(run.as_deref())?;
-                return Ok(run.and_then(|run| self.newest_committed_of(run)).map(Book::path));
-            }
-            Wanted::Step { run, step } => (run.as_deref(), *step),
-        };
-        let is_it = |candidate: &&Candidate| {
-            candidate.step.is_some_and(|found| found.0 == step)
-                && run.is_none_or(|run| is_run(&candidate.id.run, run))
-        };
-        let torn = self.torn();
-        let torn = torn.iter().map(|(candidate, _)| candidate).filter(is_it);
-        let torn = torn.filter_map(|candidate| Some(candidate.id.path()?.as_bytes().to_vec()));
-        let removed = self.at_step(run, step).filter(|book| book.candidate.is_none() && has_commit(book));
-        let mut paths: BTreeSet<Vec<u8>> = removed.map(Book::path).chain(torn).collect();
-        match paths.len() {
-            0 => Ok(self.find(wanted)?.map(Book::path)),
-            1 => Ok(paths.pop_first()),
-            _ => Err(several_at_step(step, paths.into_iter())),
-        }
-    }
-
     fn undelete(&mut self, wanted: &Wanted) -> Result<Undelete, ApiError> {
         let refusal = |what: String, action: &str| ApiError::new(ErrorCode::Failed, what, action);
         let refused = |what, action| Err(refusal(what, action));
-        let named = self.path_out_of_sight(wanted)?.map(Wanted::Path);
+        let named = self.choice().path_out_of_sight(wanted)?.map(Wanted::Path);
         if let Some(Wanted::Path(path)) = &named
             && let Some(shown) = self.show_torn(path)
         {
@@ -307,10 +264,11 @@ impl Engine {
             let (reference, files) = shown.map_err(|why| refusal(why, again))?;
             return Ok(Undelete { checkpoint: reference, files: files as u64 });
         }
-        let Chosen { id, number, reference, .. } = self.newest_committed(named.as_ref().unwrap_or(wanted))?;
+        let Chosen { id, number, reference, .. } =
+            self.choice().newest_committed(named.as_ref().unwrap_or(wanted))?;
         let path = self.ledger.books[&id].path();
         let book = &self.ledger.books[&id];
-        let sight = self.sight_of(book, number, self.version(&id, number));
+        let sight = self.choice().sight_of(book, number, self.books().version(&id, number));
         let has_name = self.shared.namespace.node_at(&path).is_some() || book.candidate.is_some();
         if has_name && !matches!(sight, Sight::InPart { .. }) {
             let what = format!("{} is in the tree", path_text(&path));
@@ -321,7 +279,7 @@ impl Engine {
             return refused(what, "`ckptctl flush --wait` waits for it");
         }
         self.gc.check_stays(&(id.clone(), number))?;
-        if self.lives_elsewhere(self.version(&id, number)) {
+        if self.retention().lives_elsewhere(self.books().version(&id, number)) {
             let what = format!("a file of {} is in the tree under another name, or open", path_text(&path));
             return refused(what, "remove or close it, then say it again");
         }

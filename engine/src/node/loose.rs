@@ -281,10 +281,10 @@ impl Engine {
                 return lack(PendingReason::Uploading, "it is being sealed", true);
             }
             FileState::Sealed { .. } => {
-                if let Some(why) = self.why_beginning_waits(path, now) {
+                if let Some(why) = self.beginnings().why_beginning_waits(path, now) {
                     return lack(PendingReason::Incomplete, &why, true);
                 }
-                if let Some(waits) = self.why_tracker_waits(path) {
+                if let Some(waits) = self.saves().why_tracker_waits(path) {
                     return lack(waits.reason, &waits.what, true);
                 }
                 let why = match &book.stage {
@@ -318,12 +318,12 @@ impl Engine {
     pub(crate) fn standing_of_loose(&self, path: &RelPath, view: &FileView) -> (u64, bool) {
         if !may_change(view) {
             // Of the bytes that it has now, under whichever of its names they went there.
-            return (self.size_now(view), view.sealed().is_some() && view.object.is_some());
+            return (self.listing().size_now(view), view.sealed().is_some() && view.object.is_some());
         }
         let reach = self.shared.namespace.reach(view.node);
         let book = self.ledger.loose.get(path);
         let there = book.is_some_and(|book| !book.lacks_what_stands(view.node, || reach));
-        (reach.map_or_else(|| self.size_now(view), |reach| reach.size_bytes), there)
+        (reach.map_or_else(|| self.listing().size_now(view), |reach| reach.size_bytes), there)
     }
 
     /// Looks at the loose files that are due, as far as there is room for what comes of it.
@@ -335,8 +335,10 @@ impl Engine {
             && self.loose_in_flight_bytes < LOOSE_IN_FLIGHT_BYTES
         {
             let Some(path) = self.ledger.loose_due.pop() else { return };
-            let is_ahead =
-                || self.why_beginning_waits(&path, now).is_some() || self.why_tracker_waits(&path).is_some();
+            let is_ahead = || {
+                self.beginnings().why_beginning_waits(&path, now).is_some()
+                    || self.saves().why_tracker_waits(&path).is_some()
+            };
             match look(&self.shared, &self.ledger, &path, now, (waits, self.draining), is_ahead) {
                 Action::None => {}
                 Action::Later { at, lacking } => {

@@ -9,7 +9,7 @@
 use crate::node::Shared;
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
-use crate::node::ledger::contents;
+use crate::node::ledger::{Ledger, contents};
 use crate::node::run::Engine;
 use std::collections::BTreeMap;
 use tidemark_namespace::{Caller, FsError, Namespace};
@@ -39,6 +39,22 @@ impl SaidLater {
             ((id, (version.timeline, version.version)), Said { path: metric.path, value: metric.value.0 })
         };
         Self(metrics.into_iter().map(entry).collect())
+    }
+
+    /// The metric that counts for a version now.
+    pub(crate) fn metric_of(&self, book: &Book, number: Number, version: &VersionBook) -> Metric {
+        let later = self.0.get(&(book.id.clone(), number)).cloned();
+        let said = later.or_else(|| in_manifest(version.manifest()?, &book.path()));
+        said.map_or(Metric::Unsaid, |said| Metric::parse(&said.value))
+    }
+
+    /// The metrics as the tree document keeps them.
+    pub(crate) fn documented(&self, ledger: &Ledger) -> Vec<VersionMetric> {
+        let row = |((id, number), said): (&(CheckpointId, Number), &Said)| {
+            let version = ledger.books.get(id)?.version_id(*number);
+            Some(VersionMetric { version, path: said.path.clone(), value: Base64(said.value.clone()) })
+        };
+        self.0.iter().filter_map(row).collect()
     }
 
     /// A version is no more.
@@ -124,28 +140,11 @@ impl Engine {
         })
     }
 
-    /// What counts of a version now.
-    pub(crate) fn metric_of(&self, book: &Book, number: Number, version: &VersionBook) -> Metric {
-        let later = self.said_later.0.get(&(book.id.clone(), number)).cloned();
-        let said = later.or_else(|| in_manifest(version.manifest()?, &book.path()));
-        said.map_or(Metric::Unsaid, |said| Metric::parse(&said.value))
-    }
-
     /// A version's names were made from its manifest.
     pub(crate) fn show_metric(&self, id: &CheckpointId, number: Number) {
         if let Some(said) = self.said_later.0.get(&(id.clone(), number)) {
             show(&self.shared, &said.path, &said.value);
         }
-    }
-
-    /// For the tree's document.
-    pub(crate) fn metrics(&self) -> Vec<VersionMetric> {
-        let row = |((id, number), said): (&(CheckpointId, Number), &Said)| {
-            let book = self.ledger.books.get(id)?;
-            let version = book.version_id(*number);
-            Some(VersionMetric { version, path: said.path.clone(), value: Base64(said.value.clone()) })
-        };
-        self.said_later.0.iter().filter_map(row).collect()
     }
 }
 

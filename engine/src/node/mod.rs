@@ -25,12 +25,14 @@
 //! | `pressure` | room in Tier-1 for writers whose size nobody knows |
 //! | `flush`, `pending` | who waits for what to be durable; what is not, and why |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
+//! | `tree`, `tree_now` | the tree document: when it is written, and what it holds |
+//! | `views` | the parts of the state that each question borrows |
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `stand_in` | what stands in the place of what cannot be read |
 //! | `removals`, `replaced` | which removals Tier-3 knows of; what replaces what was removed |
 //! | `scrub`, `verify`, `verify_names`, `verify_removed`, `verify_peers` | looking at bytes at rest, and healing them |
 //! | `damage` | what copies that are known to be bad count for |
-//! | `gc` | which committed versions are given up |
+//! | `retention`, `gc` | which committed versions are retired, and retiring them |
 //! | `given_up` | whether what was looked at still counts |
 //! | `generations` | which generations of loose files are given up |
 //! | `export` | a version written out of the mount |
@@ -40,8 +42,8 @@
 //! | `keeping` | pins, and what people remove and bring back |
 //! | `visibility` | what a job sees that comes back |
 //! | `proof` | looking at what commits rest on |
-//! | `answer` | reports for people |
-//! | `select` | which checkpoint a person means |
+//! | `answer`, `listing`, `show`, `why`, `tiers`, `problems`, `recovery` | reports for people |
+//! | `select`, `places` | which checkpoint a person means; which lie at a path |
 //! | `attributes` | `user.tidemark.*` |
 //! | `events` | what happened lately |
 
@@ -71,11 +73,13 @@ mod jobs;
 mod keeping;
 mod ledger;
 mod links;
+mod listing;
 mod loose;
 mod metric;
 mod names;
 mod pace;
 mod pending;
+mod places;
 mod prefetch;
 mod pressure;
 mod problems;
@@ -85,6 +89,7 @@ mod recovery;
 mod removals;
 mod replaced;
 mod rescue;
+mod retention;
 mod run;
 #[cfg(test)]
 mod schedule;
@@ -94,11 +99,13 @@ mod show;
 mod stand_in;
 mod tiers;
 mod tree;
+mod tree_now;
 mod unsaved;
 mod verify;
 mod verify_names;
 mod verify_peers;
 mod verify_removed;
+mod views;
 mod visibility;
 mod why;
 

@@ -3,16 +3,24 @@
 //! Owns: the reason that people are told, and whether waiting may bring it. Does not own: the waiting (`flush`), the upload (`run`), what
 //! counts as complete (protocol).
 
-use crate::node::book::Book;
-use crate::node::decide;
-use crate::node::ledger::{Contents, contents};
+use crate::node::Shared;
+use crate::node::book::{Book, Books, VersionBook};
+use crate::node::decide::{self};
+use crate::node::flush::SAVE_GAP_NS;
+use crate::node::gc::Gc;
+use crate::node::ledger::{Ledger, contents};
 use crate::node::rescue::{self, Rescue};
-use crate::node::run::Engine;
+use crate::node::visibility::Visibility;
+use crate::node::visibility::fallbacks::Fallbacks;
+use crate::node::visibility::tree_names::TreeNames;
 use std::sync::Arc;
-use tidemark_namespace::{FileState, FileView};
+use std::time::Instant;
+use tidemark_namespace::{FileState, FileView, is_alive};
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::path::RelPath;
+use tidemark_protocol::recognise::{CheckpointId, Shape};
 use tidemark_protocol::report::{Pending, PendingReason, path_text};
+use tidemark_protocol::shield::Named;
 
 /// What is not durable.
 pub(crate) struct Row {
@@ -39,29 +47,25 @@ impl Row {
     }
 }
 
-impl Engine {
+/// Checkpoints and files that a program is still saving, and what of them is not durable.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Saves<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) gc: &'a Gc,
+    pub(crate) visibility: &'a Visibility,
+    pub(crate) draining: bool,
+    pub(crate) grace_until: Option<Instant>,
+}
+
+impl<'a> Saves<'a> {
     /// What a checkpoint waits for that is to come to Tier-3 by itself.
-    pub(crate) fn comes(&self, book: &Book) -> Option<Pending> {
+    pub(crate) fn comes(self, book: &Book) -> Option<Pending> {
         self.pending_book(book).filter(|row| row.comes).map(|row| row.pending)
     }
 
-    /// Nothing more comes, and all of the newest committed version is in the tree.
-    fn is_committed_with_more(&self, book: &Book) -> bool {
-        matches!(book.verdict, Some(Verdict::Settled { undecided: false, .. }))
-            && book.committed().is_some_and(|(_, version)| self.is_in_sight(book, version))
-    }
-
-    /// The newest committed version is in the tree, and what else is there lies beside it, or is not there any more.
-    pub(super) fn is_committed_beside(&self, book: &Book, present: Option<&Contents>) -> bool {
-        let lies_beside = || {
-            !book.apart.is_empty()
-                && book.committed().is_some_and(|(_, version)| self.is_in_sight(book, version))
-        };
-        present.is_some_and(|present| book.is_committed_with(&self.shared, present)) || lies_beside()
-    }
-
     /// What is not durable of a checkpoint, and why.
-    pub(crate) fn pending_book(&self, book: &Book) -> Option<Row> {
+    pub(crate) fn pending_book(self, book: &Book) -> Option<Row> {
         let path = path_text(&book.path());
         let row = |reason, what: String| Some(Row::of(Pending { path: path.clone(), reason, what }));
         if let Some(version) = self.on_its_way(&book.id) {
@@ -84,7 +88,7 @@ impl Engine {
 
     /// A file beside what is whole that no waiting brings to Tier-3: a program has it open, or it was left unclosed. The end of the daemon
     /// keeps the latter as it is, but not on several nodes, where another one may have a writer.
-    fn left_beside(&self, book: &Book, of: &str, files: &[(&RelPath, &Arc<FileView>)]) -> Option<Row> {
+    fn left_beside(self, book: &Book, of: &str, files: &[(&RelPath, &Arc<FileView>)]) -> Option<Row> {
         if book.apart.is_empty() {
             return None;
         }
@@ -103,7 +107,7 @@ impl Engine {
     }
 
     /// The same of those files of a checkpoint.
-    fn pending_files(&self, book: &Book, path: &str, files: &[(&RelPath, &Arc<FileView>)]) -> Option<Row> {
+    fn pending_files(self, book: &Book, path: &str, files: &[(&RelPath, &Arc<FileView>)]) -> Option<Row> {
         let row = |reason, what: String| Some(Row::of(Pending { path: path.to_owned(), reason, what }));
         let contents = contents(files.iter().copied());
         let covering = contents.as_ref().and_then(|contents| book.covering(&self.shared, contents));
@@ -122,13 +126,13 @@ impl Engine {
                     row(PendingReason::Uploading, decide::waits_for(book))
                 }
                 // Tier-3 has what lies beside what is committed, or lay there, and that stands.
-                None if unproven && self.is_committed_beside(book, contents.as_ref()) => None,
+                None if unproven && self.tree_names().is_committed_beside(book, contents.as_ref()) => None,
                 // Tier-3 has all that there is of it, and waiting brings no proof.
                 None if unproven && version.record().doubted => {
                     Some(Row::left(path, PendingReason::Incomplete, decide::waits_for(book)))
                 }
                 // Tier-3 has what was added to what is committed, and that stands.
-                None if unproven && self.is_committed_with_more(book) => None,
+                None if unproven && self.tree_names().is_committed_with_more(book) => None,
                 None if unproven => row(PendingReason::Incomplete, decide::waits_for(book)),
                 None => row(PendingReason::Uploading, "its bytes are on their way to Tier-3".to_owned()),
             };
@@ -192,6 +196,112 @@ impl Engine {
         let settling = decide::is_settling(book);
         let reason = if settling { PendingReason::Uploading } else { PendingReason::Incomplete };
         row(reason, decide::waits_for(book))
+    }
+
+    /// Whether the end of the daemon still waits for a program that saves this checkpoint.
+    pub(crate) fn waits_for_saving(self, book: &Book) -> bool {
+        self.grace_until.is_some() && self.saving(book).is_some()
+    }
+
+    /// Why a program is believed to be saving this checkpoint still; none where no program is.
+    pub(crate) fn saving(self, book: &Book) -> Option<(PendingReason, String)> {
+        let candidate = book.candidate.as_ref().filter(|_| !book.is_torn())?;
+        let is_part = matches!(
+            book.verdict,
+            Some(Verdict::Incomplete { .. } | Verdict::Open { again_at_ns: None, .. })
+        );
+        // To a directory more may come.
+        let is_part = is_part || candidate.shape == Shape::Tree && self.is_waiting_for_time(book);
+        self.ledger
+            .files_of(candidate, &book.scope)
+            .find_map(|(path, view)| self.written(path, view, is_part))
+    }
+
+    fn is_waiting_for_time(self, book: &Book) -> bool {
+        decide::is_waiting_for_time(book, book.verdict.as_ref(), self.shared.now_ns())
+    }
+
+    pub(crate) fn was_just_closed(self, view: &FileView) -> bool {
+        self.shared.now_ns().saturating_sub(view.closed_ns) < SAVE_GAP_NS
+    }
+
+    /// Why a file is believed to be written still. `is_part`: with what is there its save is not over.
+    pub(crate) fn written(
+        self,
+        path: &RelPath,
+        view: &FileView,
+        is_part: bool,
+    ) -> Option<(PendingReason, String)> {
+        match view.state {
+            FileState::Open { writers } => {
+                Some((PendingReason::Open, format!("{path} has {writers} open writers")))
+            }
+            FileState::Mapped => Some((PendingReason::Mapped, format!("{path} is mapped writable"))),
+            FileState::Closed | FileState::Cut | FileState::Sealed { .. } => {
+                let lives = |writer| is_alive(&self.shared.namespace, writer);
+                let goes_on = is_part && self.was_just_closed(view) && view.writers.iter().any(lives);
+                let what = || format!("{path} was closed a moment ago, and more is to come");
+                goes_on.then(|| (PendingReason::Incomplete, what()))
+            }
+        }
+    }
+
+    /// The version that was whole of a checkpoint when it went out of sight, and is not in Tier-3 yet.
+    fn on_its_way(self, id: &CheckpointId) -> Option<&'a VersionBook> {
+        let version = self.books().version(id, self.visibility.on_its_way(id)?.number);
+        version.checkpoint.is_alive().then_some(version)
+    }
+
+    /// Whether what the tree holds of a checkpoint is an older version that stands in for one on its way: no save, and nothing to decide.
+    pub(crate) fn is_stood_in(self, id: &CheckpointId) -> bool {
+        let meanwhile = self.visibility.on_its_way(id).and_then(|on_its_way| on_its_way.meanwhile);
+        meanwhile.is_some_and(|older| self.tree_names().shows_only(&self.ledger.books[id], older))
+    }
+
+    /// Why a tracker stays out of Tier-3: what it names is not there yet. After the loss of the node a job would be led to a checkpoint that
+    /// it does not find; the tracker of before names one that it does.
+    pub(crate) fn why_tracker_waits(self, path: &RelPath) -> Option<Pending> {
+        let rules = self.ledger.rules();
+        if !rules.is_tracker_name(path) {
+            return None;
+        }
+        let above = path.parent();
+        let beside = self.ledger.books.values().filter(|book| book.id.run.path() == above.as_ref());
+        let unsaved: Vec<_> = beside
+            .filter(|book| !book.is_prepared())
+            .filter_map(|book| {
+                let candidate = book.candidate.as_ref()?;
+                Some((book, candidate, rules.tracker(&candidate.framework, path)?))
+            })
+            .collect();
+        let view = self.ledger.file(path).filter(|view| view.sealed().is_some() && !unsaved.is_empty())?;
+        let content = self.fallbacks().content(view)?;
+        unsaved.into_iter().find_map(|(book, candidate, holds)| {
+            let named = Named::of(&book.id, candidate.step.map(|step| step.0));
+            let of_named = named.is_in(holds, &content).then(|| self.first_comes(book))??;
+            let what = format!("it names {}, which is not in Tier-3: {}", of_named.path, of_named.what);
+            Some(Pending { path: path.to_string(), reason: of_named.reason, what })
+        })
+    }
+
+    /// The reason why Tier-3 has nothing of a checkpoint yet; none where it has something, or nothing is to come.
+    pub(crate) fn first_comes(self, book: &Book) -> Option<Pending> {
+        // At the end what is closed goes, too, where nothing more comes of what it names.
+        let ended =
+            || self.draining && matches!(rescue::look(&self.shared, &self.ledger, book), Rescue::Done);
+        if book.is_prepared() || ended() { None } else { self.comes(book) }
+    }
+
+    fn books(self) -> Books<'a> {
+        Books { ledger: self.ledger }
+    }
+
+    fn fallbacks(self) -> Fallbacks<'a> {
+        Fallbacks { shared: self.shared, ledger: self.ledger, gc: self.gc }
+    }
+
+    fn tree_names(self) -> TreeNames<'a> {
+        TreeNames { shared: self.shared, ledger: self.ledger }
     }
 }
 

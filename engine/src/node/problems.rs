@@ -2,14 +2,12 @@
 //!
 //! Owns: which problems there are, and their words. Does not own: the codes (`protocol::report`), what only the daemon knows.
 
-use crate::node::book::{Book, VersionBook};
-use crate::node::decide::waits_for;
+use crate::node::book::VersionBook;
 use crate::node::recover::Knows;
 use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use tidemark_namespace::FileView;
-use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::report::{Problem, ProblemCode, SEE_WRITERS, TierStatus, path_text};
 
 /// A sentence about the first of many.
@@ -31,33 +29,40 @@ const fn way_out(waits: bool, stored: bool) -> &'static str {
     }
 }
 
-impl Engine {
+/// The problems of this node, as `status` and `doctor` name them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Health<'a> {
+    pub(crate) engine: &'a Engine,
+}
+
+impl<'a> Health<'a> {
     /// Why nothing is written to Tier-3, where this node is to decide over it; none where it may be.
-    pub(crate) fn writes_nothing(&self) -> Option<String> {
-        if self.may_write() || self.fenced.is_none() && self.knows == Knows::Nothing {
+    pub(crate) fn writes_nothing(self) -> Option<String> {
+        if self.engine.may_write() || self.engine.fenced.is_none() && self.engine.knows == Knows::Nothing {
             return None;
         }
         let away = || self.tier3_trouble().map(|(_, why)| why);
         let unread = || "Tier-3 is being read, and the right to commit there is not certain yet".to_owned();
-        Some(self.fenced.clone().or_else(away).unwrap_or_else(unread))
+        Some(self.engine.fenced.clone().or_else(away).unwrap_or_else(unread))
     }
 
     /// Since when Tier-3 does not take what it is given, or gives no answer, and why.
-    pub(crate) fn tier3_trouble(&self) -> Option<(Instant, String)> {
-        let failed = self.tier3_away.longest().map(|(since, why)| (since, why.to_owned()));
+    pub(crate) fn tier3_trouble(self) -> Option<(Instant, String)> {
+        let failed = self.engine.tier3_away.longest().map(|(since, why)| (since, why.to_owned()));
         // A request that is repeated for minutes has not failed yet.
-        failed.or_else(|| self.shared.drain.store.silence().map(|silence| (silence.since, silence.why)))
+        failed
+            .or_else(|| self.engine.shared.drain.store.silence().map(|silence| (silence.since, silence.why)))
     }
 
-    pub(super) fn problems(&self, tiers: &[TierStatus], now: Instant) -> Vec<Problem> {
+    pub(crate) fn problems(self, tiers: &[TierStatus], now: Instant) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut add = |code, what: String, action: &str| problems.push(Problem::new(code, what, action));
-        if let Some(why) = &self.fenced {
+        if let Some(why) = &self.engine.fenced {
             add(ProblemCode::Fenced, why.clone(), "stop this daemon: another one commits to this Tier-3");
         }
         if let Some((since, why)) = self.tier3_trouble() {
             let seconds = now.saturating_duration_since(since).as_secs();
-            let lag = self.lag(None);
+            let lag = self.engine.lag(None);
             let what = format!(
                 "Tier-3 does not take what it is given for {seconds} s, {} bytes wait: {why}",
                 lag.bytes
@@ -71,7 +76,7 @@ impl Engine {
         for (what, action) in self.bad_host_copies() {
             add(ProblemCode::HostCorrupt, what, action);
         }
-        for (path, why) in self.lost_checkpoints() {
+        for (path, why) in self.engine.choice().lost_checkpoints() {
             add(
                 ProblemCode::Lost,
                 format!("{path} cannot be read whole: {why}"),
@@ -79,7 +84,7 @@ impl Engine {
                  the checkpoint",
             );
         }
-        let unmended = self.scrub.unmended.iter().map(|(path, what)| format!("{path}: {what}"));
+        let unmended = self.engine.scrub.unmended.iter().map(|(path, what)| format!("{path}: {what}"));
         for what in self.bad_objects().into_iter().chain(unmended) {
             add(
                 ProblemCode::ObjectCorrupt,
@@ -87,7 +92,7 @@ impl Engine {
                 "the loss of this node would lose it; `ckptctl verify --deep` tries again to write it",
             );
         }
-        if let Some(what) = self.lost_loose() {
+        if let Some(what) = self.engine.tree_names().lost_loose() {
             add(
                 ProblemCode::Lost,
                 what,
@@ -95,14 +100,14 @@ impl Engine {
                  newest generation that can be read",
             );
         }
-        for passed in &self.passed_over {
+        for passed in &self.engine.passed_over {
             add(
                 ProblemCode::Tier3NotBelieved,
                 passed.what.clone(),
                 "`ckptctl verify --deep` tells what is still recoverable",
             );
         }
-        for book in self.ledger.books.values() {
+        for book in self.engine.ledger.books.values() {
             if let Some((_, version)) = book.versions.iter().next_back()
                 && let Some(why) = version.checkpoint.failure()
             {
@@ -110,21 +115,21 @@ impl Engine {
                 add(ProblemCode::NotCommitted, what, "save this checkpoint again");
             }
         }
-        for (code, what) in self.unproven() {
+        for (code, what) in self.engine.tree_names().unproven() {
             add(
                 code,
                 what,
                 "`ckptctl why PATH` says what is known of it; save it again, `ckptctl commit` it where it is whole, or remove it",
             );
         }
-        for (code, what) in self.full_tiers(tiers, now) {
+        for (code, what) in self.engine.full_tiers(tiers, now) {
             add(
                 code,
                 what,
                 "`ckptctl tiers` shows what holds it; wait for the uploads, remove what is not needed, or raise the budget",
             );
         }
-        let unseen = self.shared.namespace.writers_unseen();
+        let unseen = self.engine.shared.namespace.writers_unseen();
         if unseen > 0 {
             let what = format!(
                 "{unseen} times a file was opened for writing by a process that this daemon cannot see (another pid namespace): how such \
@@ -132,83 +137,53 @@ impl Engine {
             );
             add(ProblemCode::WritersUnseen, what, SEE_WRITERS);
         }
-        if let Some(what) = self.ledger.unkept.problem() {
+        if let Some(what) = self.engine.ledger.unkept.problem() {
             add(ProblemCode::Unnameable, what, "they end with this node's memory: use shorter paths");
         }
         problems
     }
 
-    /// Checkpoints in sight that will not be committed as they are, a sentence for each kind: there may be thousands.
-    fn unproven(&self) -> Vec<(ProblemCode, String)> {
-        let code = |book: &&Book| {
-            let verdict = book.verdict.as_ref().filter(|verdict| verdict.is_doubt());
-            match verdict.filter(|_| book.candidate.is_some()) {
-                Some(Verdict::Broken { .. }) => Some(ProblemCode::Broken),
-                Some(_) => Some(ProblemCode::Undecided),
-                None => self.recorded_doubt(book).map(|_| ProblemCode::Undecided),
-            }
-        };
-        let of = |wanted| {
-            let mut books = self.ledger.books.values().filter(|book| code(book) == Some(wanted));
-            let first = books.next()?;
-            let is_doubt = first.verdict.as_ref().is_some_and(Verdict::is_doubt);
-            let recorded = self.recorded_doubt(first).filter(|_| !is_doubt);
-            let why = recorded.map_or_else(|| waits_for(first), ToOwned::to_owned);
-            let what = format!("{}: {why}", path_text(&first.path()));
-            Some((wanted, and_more(what, books.count(), "checkpoints")))
-        };
-        [ProblemCode::Broken, ProblemCode::Undecided].into_iter().filter_map(of).collect()
-    }
-
-    /// Why Tier-3 got what the tree holds of a checkpoint with a doubt; none where that was proven since, or only keeps what lies beside
-    /// what is committed. Costs a pass over the files of a checkpoint that has such a version.
-    fn recorded_doubt<'a>(&'a self, book: &'a Book) -> Option<&'a str> {
-        let is_doubted = |version: &VersionBook| version.record().doubted && !version.checkpoint.is_proven();
-        if !book.versions.values().any(is_doubted) {
-            return None;
-        }
-        let present = self.ledger.present(book)?;
-        let (_, version) = book.covering(&self.shared, &present)?;
-        let stands = is_doubted(version) && !self.is_committed_beside(book, Some(&present));
-        stands.then(|| version.record().evidence_detail.as_str())
-    }
-
     /// The flaw of each bad host copy, and the way out. Costs a pass over the files and the versions where there is any.
-    fn bad_host_copies(&self) -> Vec<(String, &'static str)> {
-        if self.scrub.bad.is_empty() {
+    fn bad_host_copies(self) -> Vec<(String, &'static str)> {
+        if self.engine.scrub.bad.is_empty() {
             return Vec::new();
         }
         // Bytes that were saved again are another seal, and the old ones matter to nobody.
         let bad_in_tree = |view: &FileView| {
             let of = (view.file, view.sealed()?);
-            self.scrub.bad.contains_key(&of).then(|| (of, (view.host, view.object.clone())))
+            self.engine.scrub.bad.contains_key(&of).then(|| (of, (view.host, view.object.clone())))
         };
         let in_tree: BTreeMap<_, _> =
-            self.ledger.files().filter_map(|(_, view)| bad_in_tree(view.as_ref())).collect();
-        let versions = self.ledger.books.values().flat_map(|book| book.versions.values());
+            self.engine.ledger.files().filter_map(|(_, view)| bad_in_tree(view.as_ref())).collect();
+        let versions = self.engine.ledger.books.values().flat_map(|book| book.versions.values());
         let files = versions.filter_map(VersionBook::manifest).flat_map(|manifest| &manifest.files);
         let committed: BTreeSet<_> =
             files.map(|file| (file.file, file.seal)).filter(|of| in_tree.contains_key(of)).collect();
         let found = in_tree.into_iter().map(|(of, (host, object))| {
-            let bad_keys: BTreeSet<_> = self.scrub.bad_objects_of(of.0, of.1).map(|(key, _)| key).collect();
+            let bad_keys: BTreeSet<_> =
+                self.engine.scrub.bad_objects_of(of.0, of.1).map(|(key, _)| key).collect();
             let waits = host && object.as_ref().is_some_and(|object| !bad_keys.contains(&object.key));
             let stored = object.is_some() || !bad_keys.is_empty() || committed.contains(&of);
-            (self.scrub.bad[&of].clone(), way_out(waits, stored))
+            (self.engine.scrub.bad[&of].clone(), way_out(waits, stored))
         });
         found.collect()
     }
 
     /// Objects that are bad, of files that are in the tree or in a committed version still.
-    fn bad_objects(&self) -> Vec<String> {
-        if self.scrub.bad_objects.is_empty() {
+    fn bad_objects(self) -> Vec<String> {
+        if self.engine.scrub.bad_objects.is_empty() {
             return Vec::new();
         }
-        let in_tree = self.ledger.files().filter_map(|(_, view)| Some((view.file, view.sealed()?)));
-        let versions = self.ledger.books.values().flat_map(|book| book.versions.values());
+        let in_tree = self.engine.ledger.files().filter_map(|(_, view)| Some((view.file, view.sealed()?)));
+        let versions = self.engine.ledger.books.values().flat_map(|book| book.versions.values());
         let files = versions.filter_map(VersionBook::manifest).flat_map(|manifest| &manifest.files);
         let wanted: BTreeSet<_> = in_tree.chain(files.map(|file| (file.file, file.seal))).collect();
-        let bad =
-            self.scrub.bad_objects.iter().filter(|((file, seal, _), _)| wanted.contains(&(*file, *seal)));
+        let bad = self
+            .engine
+            .scrub
+            .bad_objects
+            .iter()
+            .filter(|((file, seal, _), _)| wanted.contains(&(*file, *seal)));
         bad.map(|(_, bad)| format!("{}: {}", bad.path, bad.what)).collect()
     }
 }

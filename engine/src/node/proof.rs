@@ -3,9 +3,8 @@
 //! Owns: which documents are read and written again, and which invariant a finding breaks. Does not own: the invariants (protocol), the
 //! bytes of files (`verify`).
 
-use crate::node::book::VersionBook;
 use crate::node::recover::record_of;
-use crate::node::run::{Engine, Node};
+use crate::node::run::Node;
 use crate::save::again::{AgainError, write_document_again, write_marker_again};
 use crate::save::commit::read_marker;
 use futures::stream::{self, StreamExt};
@@ -27,10 +26,10 @@ const VERSIONS_IN_FLIGHT: usize = 8;
 
 /// This daemon's knowledge of a committed version besides its record.
 #[derive(Debug)]
-struct Known {
-    manifest: Arc<Manifest>,
-    epoch: Epoch,
-    previous: Option<VersionRef>,
+pub(crate) struct Known {
+    pub(crate) manifest: Arc<Manifest>,
+    pub(crate) epoch: Epoch,
+    pub(crate) previous: Option<VersionRef>,
 }
 
 impl Known {
@@ -61,8 +60,11 @@ impl Node {
         verify: &mut Verify,
         unmended: &mut Vec<BrokenInvariant>,
     ) -> Option<()> {
-        let (committed, unreadable) =
-            self.ask(move |engine| (engine.committed_below(&place), engine.unreadable_below(&place))).await?;
+        let (committed, unreadable) = self
+            .ask(move |engine| {
+                (engine.places().committed_below(&place), engine.choice().unreadable_below(&place))
+            })
+            .await?;
         verify.broken.extend(unreadable);
         let looked = committed.into_iter().map(|(path, version, known)| async move {
             let found = match self.look_at_proof(&version, known.as_ref()).await {
@@ -222,34 +224,5 @@ impl Node {
             }
             Err(error) => Err(Problem::Away(error_text(&error))),
         }
-    }
-}
-
-impl Engine {
-    /// Versions of which the start could not read the marker or the manifest.
-    fn unreadable_below(&self, place: &[u8]) -> Vec<BrokenInvariant> {
-        let found = self.books_about(place).flat_map(|book| {
-            let there = book.versions.iter().filter(|(number, version)| !self.is_removed(book, **number, version));
-            let whys = there.filter_map(|(_, version)| version.checkpoint.why_unreadable());
-            whys.map(|why| BrokenInvariant {
-                path: path_text(&book.path()),
-                invariant: "a_committed_version_has_its_marker_and_its_manifest".to_owned(),
-                what: format!("{why}; restore that object from a copy of Tier-3 and restart the daemon, or remove the checkpoint"),
-            })
-        });
-        found.collect()
-    }
-
-    fn committed_below(&self, place: &[u8]) -> Vec<(Vec<u8>, Checkpoint, Option<Known>)> {
-        let books = self.books_about(place);
-        let known = |version: &VersionBook| {
-            let (manifest, epoch) = version.committed.clone()?;
-            Some(Known { manifest, epoch, previous: version.previous.clone() })
-        };
-        let committed = books.flat_map(|book| {
-            let versions = book.versions.values().filter(|version| version.checkpoint.is_committed());
-            versions.map(|version| (book.path(), version.checkpoint.clone(), known(version)))
-        });
-        committed.collect()
     }
 }

@@ -3,13 +3,15 @@
 //! Owns: what is asked about each version, and which of its names are in the tree. Does not own: the choice (`protocol::recovery`), which
 //! files have no good copy (`visibility::lost`).
 
-use crate::node::answer::checkpoint_ref;
+use crate::node::answer::{self, checkpoint_ref};
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::run::{Engine, Node};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+use tidemark_protocol::checkpoint;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recovery::{Choice, Sight, Standing, Standpoint, choose};
-use tidemark_protocol::report::{Recovery, RecoveryRow, RunRecovery};
+use tidemark_protocol::report::{CopyCount, Recovery, RecoveryRow, RunRecovery, RunStatus};
 
 /// A version that a job may come back to, or would have.
 struct Known<'a> {
@@ -30,14 +32,20 @@ struct OfRun<'a> {
 impl Node {
     /// Every run that has checkpoints at or below `place`, or one in which it lies.
     pub async fn recovery(&self, place: Vec<u8>) -> Option<Recovery> {
-        self.ask(move |engine| engine.recovery(&place)).await
+        self.ask(move |engine| engine.standings().recovery(&place)).await
     }
 }
 
-impl Engine {
-    fn recovery(&self, place: &[u8]) -> Recovery {
+/// Runs, their newest checkpoints and what is not saved, as `status` and `recover --plan` print them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Standings<'a> {
+    pub(crate) engine: &'a Engine,
+}
+
+impl<'a> Standings<'a> {
+    fn recovery(self, place: &[u8]) -> Recovery {
         let mut runs: BTreeMap<&RunPath, OfRun<'_>> = BTreeMap::new();
-        for book in self.books_about(place) {
+        for book in self.engine.places().books_about(place) {
             self.add_versions(book, runs.entry(&book.id.run).or_default());
         }
         let is_one = |known: &Known<'_>| known.version.checkpoint.failure().is_none();
@@ -47,7 +55,7 @@ impl Engine {
 
     /// Adds the versions of a checkpoint that a job may come back to, or would have: from the newest to the first that can be loaded.
     /// Older ones were saved over, and what the job removed it does not miss.
-    fn add_versions<'a>(&'a self, book: &'a Book, run: &mut OfRun<'a>) {
+    fn add_versions(self, book: &'a Book, run: &mut OfRun<'a>) {
         let mut is_saved_over = false;
         for (number, version) in book.versions.iter().rev() {
             let checkpoint = &version.checkpoint;
@@ -55,63 +63,35 @@ impl Engine {
             if !checkpoint.is_committed() && !checkpoint.is_alive() && !is_reason {
                 continue;
             }
-            if self.is_removed(book, *number, version) {
+            if self.engine.choice().is_removed(book, *number, version) {
                 run.removed += 1;
                 continue;
             }
             // Saved over under another name, and so are the older ones.
-            if self.successor(book, version).is_some() {
+            if self.engine.tree_names().successor(book, version).is_some() {
                 return;
             }
-            let sight = self.sight_of(book, *number, version);
+            let sight = self.engine.choice().sight_of(book, *number, version);
             if is_saved_over && sight != Sight::All {
                 continue;
             }
             run.versions.push(Known { book, number: *number, version, sight });
             match sight {
-                Sight::All if self.is_loadable(checkpoint) => return,
-                Sight::InPart { .. } if self.is_loadable(checkpoint) => is_saved_over = true,
+                Sight::All if self.engine.tree_names().is_loadable(checkpoint) => return,
+                Sight::InPart { .. } if self.engine.tree_names().is_loadable(checkpoint) => {
+                    is_saved_over = true
+                }
                 Sight::All | Sight::InPart { .. } | Sight::Missing => {}
             }
         }
     }
 
-    /// Which names of a version are in the tree, whatever checkpoint they count for now, or come back by themselves when the process fails
-    /// that removed them.
-    pub(crate) fn sight_of(&self, book: &Book, number: Number, version: &VersionBook) -> Sight {
-        let newest = book.newest().is_some_and(|(_, newest)| std::ptr::eq(newest, version));
-        if self.shows_all(version) || newest && self.visibility.may_be_undone(&book.id) {
-            return Sight::All;
-        }
-        let (left, of) = (self.names_in_sight(version), version.contents.len());
-        let gone = version.contents.keys().filter(|path| self.is_gone(path)).count();
-        // A name that has other bytes was written over, by whom and how far nobody says here.
-        if left > 0 && left + gone == of && self.are_removals_meant(book, number) {
-            return Sight::InPart { left: left as u64, of: of as u64 };
-        }
-        Sight::Missing
-    }
-
-    /// Another checkpoint that can be loaded and has all names of this version by now: a model in shards, saved beside the one file that
-    /// it was. Costs a pass over the books where the tree has nothing under the checkpoint's own name.
-    pub(crate) fn successor(&self, book: &Book, version: &VersionBook) -> Option<&Book> {
-        let first = version.contents.keys().next().filter(|_| book.candidate.is_none())?;
-        self.ledger.books.values().filter(|other| other.holds(first)).find(|other| {
-            let has_all = |newer: &VersionBook| {
-                version.contents.keys().all(|path| newer.contents.contains_key(path))
-                    && self.is_loadable(&newer.checkpoint)
-                    && self.is_in_sight(other, newer)
-            };
-            other.versions.values().any(has_all)
-        })
-    }
-
-    fn run_recovery(&self, run: &RunPath, OfRun { versions, removed }: &OfRun<'_>) -> RunRecovery {
+    fn run_recovery(self, run: &RunPath, OfRun { versions, removed }: &OfRun<'_>) -> RunRecovery {
         let standings: Vec<_> = versions
             .iter()
             .map(|known| Standing {
                 checkpoint: &known.version.checkpoint,
-                lost: self.why_lost(known.version.record()),
+                lost: self.engine.tree_names().why_lost(known.version.record()),
                 sight: known.sight,
             })
             .collect();
@@ -121,7 +101,7 @@ impl Engine {
         let row = |choice: Choice| {
             let Known { book, number, version, .. } = &versions[choice.index];
             RecoveryRow {
-                checkpoint: self.version_row(book, *number, version),
+                checkpoint: self.engine.listing().version_row(book, *number, version),
                 standpoint: choice.standpoint,
                 reason: choice.reason,
                 removed_in_part: choice.removed_in_part,
@@ -132,6 +112,82 @@ impl Engine {
             chosen,
             versions: choices.into_iter().map(row).collect(),
             removed: *removed,
+        }
+    }
+
+    pub(crate) fn standing(self) -> answer::Standing {
+        let now = Instant::now();
+        let runs: BTreeSet<_> = self.engine.ledger.books.keys().map(|id| id.run.clone()).collect();
+        let tiers = self.engine.tiers_now().tiers();
+        let (unsaved, unsealed) = self.unsaved();
+        answer::Standing {
+            problems: self.engine.health().problems(&tiers, now),
+            tiers,
+            unsaved,
+            unsealed,
+            untold: self.engine.tree.untold,
+            runs: runs.into_iter().map(|run| self.run_status(&run)).collect(),
+        }
+    }
+
+    /// Names whose bytes are in this node's memory and not in Tier-3, and those of them that are not sealed. What Tier-3 has in a version
+    /// without a decision serves no reader, and is there.
+    fn unsaved(self) -> (CopyCount, CopyCount) {
+        let versions = self.engine.ledger.books.values().flat_map(|book| book.versions.values());
+        let undecided =
+            versions.filter(|version| version.checkpoint.is_prepared() && version.checkpoint.is_alive());
+        let listed: BTreeMap<_, _> = undecided.flat_map(|version| &version.contents).collect();
+        let kept = listed.into_iter().filter_map(|(path, (file, seal))| {
+            let view = self
+                .engine
+                .ledger
+                .file(path)
+                .filter(|view| view.file == *file && view.sealed() == Some(*seal))?;
+            (view.host && view.object.is_none()).then_some(view.size_bytes)
+        });
+        // At the end of the daemon somebody asks once what it cost; there may be very many files.
+        let loose = self.engine.draining.then(|| self.engine.ledger.loose.keys()).into_iter().flatten();
+        let stand = loose.filter_map(|path| {
+            let view = self.engine.ledger.file(path).filter(|view| view.host && view.sealed().is_none())?;
+            self.engine.standing_of_loose(path, view).1.then_some(view.size_bytes)
+        });
+        let all = self.engine.ledger.copies;
+        let less =
+            |left: CopyCount, bytes: u64| CopyCount { files: left.files - 1, bytes: left.bytes - bytes };
+        let (unsaved, unsealed) = stand.fold(
+            (
+                CopyCount { files: all.unsaved_files, bytes: all.unsaved_bytes },
+                CopyCount { files: all.unsealed_files, bytes: all.unsealed_bytes },
+            ),
+            |(unsaved, unsealed), bytes| (less(unsaved, bytes), less(unsealed, bytes)),
+        );
+        (kept.fold(unsaved, less), unsealed)
+    }
+
+    fn run_status(self, run: &RunPath) -> RunStatus {
+        let watermark = self.engine.books().watermark(run).map(checkpoint_ref);
+        // Whole in this node's memory, or committed: what a restart of the job would load.
+        let newest = self.engine.choice().newest_in_sight(run, |_| true);
+        let damaged = self.engine.damage().damaged_versions(run);
+        let is_durable = |found: &checkpoint::Checkpoint| {
+            found.is_committed() && !damaged.contains(&found.record().version)
+        };
+        let durable = match newest {
+            Some(newest) if !is_durable(newest) => self.engine.choice().newest_in_sight(run, is_durable),
+            newest => newest,
+        };
+        let (recoverable, durable) = (newest.map(checkpoint_ref), durable.map(checkpoint_ref));
+        let lag = self.engine.lag(Some(run));
+        RunStatus {
+            run: run.to_string(),
+            // What is not whole is never the latest (P1).
+            latest: recoverable.clone(),
+            watermark,
+            recoverable,
+            durable,
+            lag_versions: lag.versions,
+            lag_bytes: lag.bytes,
+            lag_seconds: lag.seconds,
         }
     }
 }

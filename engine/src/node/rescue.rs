@@ -141,7 +141,7 @@ impl Engine {
     ) -> Option<&'static str> {
         let book = &self.ledger.books[id];
         if self.draining {
-            let waits = self.waits_for_saving(book) || self.settles_in_time(book, verdict);
+            let waits = self.saves().waits_for_saving(book) || self.settles_in_time(book, verdict);
             return (!waits).then_some("because the daemon ended");
         }
         if self.stays_torn(id) {

@@ -477,7 +477,7 @@ impl Engine {
             return;
         }
         self.note_removal(id);
-        if self.is_stood_in(id) {
+        if self.saves().is_stood_in(id) {
             // What was concluded last was said of what went out of sight.
             let book = self.ledger.books.get_mut(id).expect("it was there a moment ago");
             book.verdict = None;
@@ -490,15 +490,20 @@ impl Engine {
             self.seal_what_was_cut(id);
         }
         let book = &self.ledger.books[id];
-        let told = self.flushes.told(|place| self.is_about(place, book), || self.last_closed_ns(book));
+        let told = self
+            .flushes
+            .told(|place| self.places().is_about(place, book), || self.places().last_closed_ns(book));
         let told = told.max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
         if matches!(outcome.action, Action::None)
             && let Some(why) = self.why_in_part(id, outcome.verdict.as_ref(), told)
         {
             let concluded = (outcome.verdict.as_ref(), &outcome.apart);
-            let trainer =
-                || book.candidate.as_ref().is_some_and(|candidate| self.is_of_a_trainer(id, candidate));
+            let trainer = || {
+                book.candidate
+                    .as_ref()
+                    .is_some_and(|candidate| self.sessions().is_of_a_trainer(id, candidate))
+            };
             let plan = rescue::plan(&self.shared, &self.ledger, book, concluded, why, trainer);
             outcome.action = plan.map_or(Action::None, Action::Start);
         }

@@ -201,7 +201,7 @@ impl Scrub {
 impl Engine {
     /// Remembers what a `verify` of `place` left as it is.
     pub(crate) fn note_unmended(&mut self, place: &[u8], found: Vec<BrokenInvariant>) {
-        let around = self.books_about(place).map(Book::path).filter(|path| !covers(place, path));
+        let around = self.places().books_about(place).map(Book::path).filter(|path| !covers(place, path));
         let around: BTreeSet<String> = around.map(|path| path_text(&path)).collect();
         let place = path_text(place);
         let looked_at = |path: &str| covers(place.as_bytes(), path.as_bytes()) || around.contains(path);
@@ -288,7 +288,9 @@ impl Engine {
                 self.shared.events.add(self.shared.now_ns(), EventLevel::Warn, "repaired", path, what);
             }
             // Its last name went, or it was written to, while it was looked at: these bytes are nobody's.
-            HostFound::Bad { .. } if !self.is_held(of) && !self.is_open_or_copy(scrubbed.file) => {
+            HostFound::Bad { .. }
+                if !self.still_counts().is_held(of) && !self.is_open_or_copy(scrubbed.file) =>
+            {
                 self.scrub.again.remove(&scrubbed.file);
                 self.scrub.bad.remove(&of);
             }

@@ -4,18 +4,27 @@
 //! own: the grammar of the command line (protocol), which of one run's a job would load (`answer`), what is done with the checkpoint
 //! (`show`, `keeping`, `export`).
 
-use crate::node::book::Book;
+use crate::node::Shared;
+use crate::node::answer::{checkpoint_ref, unreadable};
+use crate::node::book::{Book, Books, Number, VersionBook};
 use crate::node::flush::covers;
-use crate::node::recover::above;
-use crate::node::run::{Engine, Node};
+use crate::node::gc::Gc;
+use crate::node::keeping::Chosen;
+use crate::node::ledger::Ledger;
+use crate::node::places::Places;
+use crate::node::run::Node;
+use crate::node::visibility::Visibility;
+use crate::node::visibility::sessions::Sessions;
+use crate::node::visibility::tree_names::TreeNames;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::id::Step;
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::{RelPath, RunPath};
-use tidemark_protocol::recognise::CheckpointId;
-use tidemark_protocol::record::Record;
-use tidemark_protocol::report::{ApiError, ErrorCode, path_text};
+use tidemark_protocol::recognise::Candidate;
+use tidemark_protocol::recovery::Sight;
+use tidemark_protocol::report::{ApiError, BrokenInvariant, ErrorCode, path_text};
 
 /// Names in an error about several: a person reads a few, and `ckptctl ls` shows all.
 const NAMES_MAX: usize = 10;
@@ -41,13 +50,13 @@ impl Node {
     /// # Errors
     /// `wanted` names several.
     pub async fn path_of(&self, wanted: Wanted) -> Option<Result<Option<Vec<u8>>, ApiError>> {
-        self.ask(move |engine| engine.find(&wanted).map(|found| found.map(Book::path))).await
+        self.ask(move |engine| engine.choice().find(&wanted).map(|found| found.map(Book::path))).await
     }
 
     /// The path of what was whole last, of what the jobs of all runs would load now. The outer `None`: the loop has stopped; the inner
     /// one: no job would load anything.
     pub async fn whole_last(&self) -> Option<Option<Vec<u8>>> {
-        self.ask(|engine| engine.whole_last().map(Book::path)).await
+        self.ask(|engine| engine.choice().whole_last().map(Book::path)).await
     }
 }
 
@@ -73,7 +82,7 @@ fn meant(found: &[AtStep<'_>]) -> Option<usize> {
     committed.next().is_none().then_some(only)
 }
 
-fn several(what: &str, names: impl Iterator<Item = String>, action: &str) -> ApiError {
+pub(crate) fn several(what: &str, names: impl Iterator<Item = String>, action: &str) -> ApiError {
     let mut names: Vec<_> = names.collect();
     let more = names.len().saturating_sub(NAMES_MAX);
     names.truncate(NAMES_MAX);
@@ -87,7 +96,7 @@ pub(crate) fn several_at_step(step: u64, paths: impl Iterator<Item = Vec<u8>>) -
     several(&what, paths.map(|path| path_text(&path)), "name one by its path")
 }
 
-fn step_of(book: &Book) -> Option<Step> {
+pub(crate) fn step_of(book: &Book) -> Option<Step> {
     let newest = book.newest().or_else(|| book.unreadable()).map(|(_, version)| version.record().step);
     let present = || book.candidate.as_ref().map(|candidate| candidate.step);
     newest.or_else(present).flatten()
@@ -111,16 +120,25 @@ pub(crate) fn is_inside<'a>(top: &[u8], place: &[u8], mut files: impl Iterator<I
     files.any(|file| file.as_bytes() == place || is_below && covers(place, file.as_bytes()))
 }
 
-impl Engine {
+/// Selects the checkpoint that a job would load, or that a person names.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Choice<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) gc: &'a Gc,
+    pub(crate) visibility: &'a Visibility,
+}
+
+impl<'a> Choice<'a> {
     /// The checkpoint that `wanted` names; `None`: there is none. Costs a pass over the books.
     ///
     /// # Errors
     /// `wanted` names several. What is chosen may be removed for good, so nothing is chosen by chance.
-    pub(crate) fn find<'a>(&'a self, wanted: &'a Wanted) -> Result<Option<&'a Book>, ApiError> {
+    pub(crate) fn find(self, wanted: &'a Wanted) -> Result<Option<&'a Book>, ApiError> {
         match wanted {
-            Wanted::Path(path) => Ok(self.find_at(path)),
+            Wanted::Path(path) => Ok(self.places().find_at(path)),
             Wanted::Step { run, step } => {
-                let found: Vec<_> = self.at_step(run.as_deref(), *step).collect();
+                let found: Vec<_> = self.books().at_step(run.as_deref(), *step).collect();
                 let all: Vec<_> = found
                     .iter()
                     .map(|book| AtStep { run: &book.id.run, is_committed: has_commit(book) })
@@ -132,98 +150,189 @@ impl Engine {
                 }
             }
             Wanted::Latest { run } => {
-                Ok(self.run_of_latest(run.as_deref())?.and_then(|run| self.latest_of(run)))
+                Ok(self.books().run_of_latest(run.as_deref())?.and_then(|run| self.latest_of(run)))
             }
         }
     }
 
-    /// The run of which `latest` is meant: the named one, or the only one; `None`: nothing of it is committed.
-    ///
-    /// # Errors
-    /// None is named, and several have something committed.
-    pub(crate) fn run_of_latest(&self, run: Option<&[u8]>) -> Result<Option<&RunPath>, ApiError> {
-        let mut runs = self.runs_with_commits(run);
-        if runs.len() > 1 {
-            let names = runs.iter().map(ToString::to_string);
-            return Err(several("several runs have checkpoints", names, "name one as RUN@latest"));
-        }
-        Ok(runs.pop_first())
-    }
-
     /// The newest committed one of a run that its job would load, as the job chooses it; where the job removed all, the newest of those.
-    fn latest_of(&self, run: &RunPath) -> Option<&Book> {
+    fn latest_of(self, run: &RunPath) -> Option<&'a Book> {
         let loadable = self.newest_in_sight(run, Checkpoint::is_committed);
-        loadable.and_then(|found| self.book_of(found.record())).or_else(|| self.newest_committed_of(run))
-    }
-
-    /// The newest committed one of a run, whether the tree shows it or not.
-    pub(crate) fn newest_committed_of(&self, run: &RunPath) -> Option<&Book> {
-        let of_run = self.ledger.books.values().filter(|book| book.id.run == *run);
-        let committed = of_run.filter_map(|book| Some((book.committed()?.1.record(), book)));
-        committed.max_by_key(|(record, _)| lineage::order_to_resume(record)).map(|(_, book)| book)
+        loadable
+            .and_then(|found| self.books().book_of(found.record()))
+            .or_else(|| self.books().newest_committed_of(run))
     }
 
     /// Of what the jobs of all runs would load now, what was whole last: steps of two runs say nothing about which is newer. For programs
     /// that only read it, so that several runs are no error. Costs a pass over the versions of each run.
-    fn whole_last(&self) -> Option<&Book> {
+    fn whole_last(self) -> Option<&'a Book> {
         let runs: BTreeSet<_> = self.ledger.books.keys().map(|id| &id.run).collect();
         let newest = runs.into_iter().filter_map(|run| self.newest_in_sight(run, |_| true));
         let records = newest.map(Checkpoint::record);
-        self.book_of(records.max_by_key(|record| (record.completed_at_ns, lineage::order(record)))?)
+        self.books().book_of(records.max_by_key(|record| (record.completed_at_ns, lineage::order(record)))?)
     }
 
-    fn book_of(&self, record: &Record) -> Option<&Book> {
-        let (run, directory) = (record.version.run.clone(), record.version.directory.clone());
-        self.ledger.books.get(&CheckpointId { run, directory })
+    /// Whether the job, or a person, took all names of a version away, and nothing brings them back by itself.
+    pub(crate) fn is_removed(self, book: &Book, number: Number, version: &VersionBook) -> bool {
+        !version.contents.is_empty()
+            && self.are_removals_meant(book, number)
+            && version.contents.keys().all(|path| self.tree_names().is_gone(path))
     }
 
-    /// Runs, or the named one, with a committed checkpoint in the tree; where none has one, those with a committed checkpoint that a job
-    /// removed.
-    fn runs_with_commits(&self, run: Option<&[u8]>) -> BTreeSet<&RunPath> {
-        let committed = || self.books_of(run).filter(|book| book.committed().is_some());
-        let in_tree: BTreeSet<_> =
-            committed().filter(|book| book.candidate.is_some()).map(|book| &book.id.run).collect();
-        if in_tree.is_empty() { committed().map(|book| &book.id.run).collect() } else { in_tree }
+    /// Whether names of a version that are gone were taken away by the job, or by a person, and nothing brings them back by itself.
+    fn are_removals_meant(self, book: &Book, number: Number) -> bool {
+        !self.visibility.may_be_undone(&book.id)
+            && !self.visibility.is_out_of_sight(&book.id, number)
+            && !self.gc.is_unshown(&book.id, number)
     }
 
-    /// The checkpoint at a path, or in which the path lies.
-    pub(crate) fn find_at(&self, path: &[u8]) -> Option<&Book> {
-        let books = self.ledger.books.values().filter(|book| self.is_named_by(book, path));
-        books.max_by_key(|book| book.path().len())
-    }
-
-    /// The checkpoints with this step, of one run or of all.
-    pub(crate) fn at_step<'a>(&'a self, run: Option<&'a [u8]>, step: u64) -> impl Iterator<Item = &'a Book> {
-        self.books_of(run).filter(move |book| step_of(book).is_some_and(|found| found.0 == step))
-    }
-
-    /// Whether `path` means this checkpoint: it is its path, or something in it.
-    pub(crate) fn is_named_by(&self, book: &Book, path: &[u8]) -> bool {
-        let top = book.path();
-        let run = book.id.run.path().map_or(&b""[..], RelPath::as_bytes);
-        if !covers(run, path) {
-            return false;
+    /// Checkpoints that were committed and cannot be read whole, and why; not what was removed, nor what a newer version of the same
+    /// checkpoint took the place of. Costs a pass over the versions, and over their files where something is lost.
+    pub(crate) fn lost_checkpoints(self) -> Vec<(String, String)> {
+        let mut lost = Vec::new();
+        for book in self.ledger.books.values() {
+            let committed = book
+                .committed()
+                .filter(|(_, version)| self.tree_names().why_lost(version.record()).is_some());
+            // One that was committed after the damage stands in for it.
+            let unreadable = book
+                .unreadable()
+                .filter(|(number, _)| book.committed().is_none_or(|(committed, _)| committed < *number));
+            let Some((number, version)) = unreadable.or(committed) else { continue };
+            let unreadable = version.checkpoint.why_unreadable().map(ToOwned::to_owned);
+            let Some(why) = unreadable.or_else(|| self.tree_names().why_lost(version.record())) else {
+                continue;
+            };
+            if !self.is_removed(book, *number, version) {
+                lost.push((path_text(&book.path()), why));
+            }
         }
-        top == path
-            || covers(&top, path) && self.shared.namespace.node_at(path).is_some()
-            || book.candidate.as_ref().is_some_and(|held| is_inside(&top, path, held.files.keys()))
-            || above(book, None).iter().any(|(_, version)| is_inside(&top, path, version.contents.keys()))
+        lost
     }
 
-    /// Whether what is asked about `place` is about this checkpoint: it is at or below the place, or the place lies in it. A file of a
-    /// checkpoint is safe with that, and not before.
-    pub(crate) fn is_about(&self, place: &[u8], book: &Book) -> bool {
-        covers(place, &book.path()) || self.is_named_by(book, place)
+    /// The version of a run that a job would load, of those that fit: what was removed is not there for it. Costs a pass over the versions,
+    /// and a sort of them where the first was removed.
+    pub(crate) fn newest_in_sight(
+        self,
+        run: &RunPath,
+        fits: impl Fn(&Checkpoint) -> bool,
+    ) -> Option<&'a Checkpoint> {
+        let is_there = |(book, number, version): &(&Book, Number, &VersionBook)| {
+            book.candidate.is_some() || !self.is_removed(book, *number, version)
+        };
+        type Row<'a> = (&'a Book, Number, &'a VersionBook);
+        fn place<'a>(row: &Row<'a>) -> impl Ord + use<'a> {
+            lineage::order_to_resume(row.2.record())
+        }
+        let newer_first = |a: &Row<'_>, b: &Row<'_>| place(b).cmp(&place(a));
+        let books = self.ledger.books.values().filter(|book| book.id.run == *run);
+        let all = books
+            .flat_map(|book| book.versions.iter().map(move |(number, version)| (book, *number, version)));
+        let loadable = all.filter(|(.., version)| {
+            let checkpoint = &version.checkpoint;
+            let stands = checkpoint.is_alive() || checkpoint.is_committed();
+            stands
+                && checkpoint.is_proven()
+                && fits(checkpoint)
+                && self.tree_names().why_lost(version.record()).is_none()
+        });
+        let newest = loadable.clone().min_by(newer_first)?;
+        if is_there(&newest) {
+            return Some(&newest.2.checkpoint);
+        }
+        let mut sorted: Vec<_> = loadable.collect();
+        sorted.sort_by(newer_first);
+        sorted.into_iter().find(is_there).map(|(.., version)| &version.checkpoint)
     }
 
-    /// The checkpoints that a question about `place` is about. Costs a pass over the books.
-    pub(crate) fn books_about<'a>(&'a self, place: &'a [u8]) -> impl Iterator<Item = &'a Book> {
-        self.ledger.books.values().filter(move |book| self.is_about(place, book))
+    pub(crate) fn newest_committed(self, wanted: &Wanted) -> Result<Chosen, ApiError> {
+        let none = |what: &str| {
+            ApiError::new(ErrorCode::NotFound, what.to_owned(), "`ckptctl ls` shows what there is")
+        };
+        let book = self.find(wanted)?.ok_or_else(|| none("there is no such checkpoint"))?;
+        let path = path_text(&book.path());
+        let damaged = book.unreadable().and_then(|(_, version)| version.checkpoint.why_unreadable());
+        let (number, version) = book.committed().ok_or_else(|| match damaged {
+            Some(why) => unreadable(&path, why),
+            None => none(&format!("no version of {path} is committed")),
+        })?;
+        let reference = checkpoint_ref(&version.checkpoint);
+        let version = version.record().version.clone();
+        Ok(Chosen { id: book.id.clone(), number: *number, version, reference })
     }
 
-    /// The books of one run, named by its path or as `ls` shows it, or of all.
-    fn books_of<'a>(&'a self, run: Option<&[u8]>) -> impl Iterator<Item = &'a Book> {
-        self.ledger.books.values().filter(move |book| run.is_none_or(|run| is_run(&book.id.run, run)))
+    /// The path that a checkpoint had which may be out of sight: one that was never recorded has no book to be found by. A step means
+    /// what is out of sight, whatever else in the tree has it, and `latest` the newest, whether it is in the tree or not.
+    pub(crate) fn path_out_of_sight(self, wanted: &Wanted) -> Result<Option<Vec<u8>>, ApiError> {
+        let (run, step) = match wanted {
+            Wanted::Path(path) => return Ok(Some(path.clone())),
+            Wanted::Latest { run } => {
+                let run = self.books().run_of_latest(run.as_deref())?;
+                return Ok(run.and_then(|run| self.books().newest_committed_of(run)).map(Book::path));
+            }
+            Wanted::Step { run, step } => (run.as_deref(), *step),
+        };
+        let is_it = |candidate: &&Candidate| {
+            candidate.step.is_some_and(|found| found.0 == step)
+                && run.is_none_or(|run| is_run(&candidate.id.run, run))
+        };
+        let torn = self.sessions().torn();
+        let torn = torn.iter().map(|(candidate, _)| candidate).filter(is_it);
+        let torn = torn.filter_map(|candidate| Some(candidate.id.path()?.as_bytes().to_vec()));
+        let removed =
+            self.books().at_step(run, step).filter(|book| book.candidate.is_none() && has_commit(book));
+        let mut paths: BTreeSet<Vec<u8>> = removed.map(Book::path).chain(torn).collect();
+        match paths.len() {
+            0 => Ok(self.find(wanted)?.map(Book::path)),
+            1 => Ok(paths.pop_first()),
+            _ => Err(several_at_step(step, paths.into_iter())),
+        }
+    }
+
+    /// Versions of which the start could not read the marker or the manifest.
+    pub(crate) fn unreadable_below(self, place: &[u8]) -> Vec<BrokenInvariant> {
+        let found = self.places().books_about(place).flat_map(|book| {
+            let there = book.versions.iter().filter(|(number, version)| !self.is_removed(book, **number, version));
+            let whys = there.filter_map(|(_, version)| version.checkpoint.why_unreadable());
+            whys.map(|why| BrokenInvariant {
+                path: path_text(&book.path()),
+                invariant: "a_committed_version_has_its_marker_and_its_manifest".to_owned(),
+                what: format!("{why}; restore that object from a copy of Tier-3 and restart the daemon, or remove the checkpoint"),
+            })
+        });
+        found.collect()
+    }
+
+    /// Which names of a version are in the tree, whatever checkpoint they count for now, or come back by themselves when the process fails
+    /// that removed them.
+    pub(crate) fn sight_of(self, book: &Book, number: Number, version: &VersionBook) -> Sight {
+        let newest = book.newest().is_some_and(|(_, newest)| std::ptr::eq(newest, version));
+        if self.tree_names().shows_all(version) || newest && self.visibility.may_be_undone(&book.id) {
+            return Sight::All;
+        }
+        let (left, of) = (self.tree_names().names_in_sight(version), version.contents.len());
+        let gone = version.contents.keys().filter(|path| self.tree_names().is_gone(path)).count();
+        // A name that has other bytes was written over, by whom and how far nobody says here.
+        if left > 0 && left + gone == of && self.are_removals_meant(book, number) {
+            return Sight::InPart { left: left as u64, of: of as u64 };
+        }
+        Sight::Missing
+    }
+
+    fn books(self) -> Books<'a> {
+        Books { ledger: self.ledger }
+    }
+
+    fn places(self) -> Places<'a> {
+        Places { shared: self.shared, ledger: self.ledger }
+    }
+
+    fn sessions(self) -> Sessions<'a> {
+        Sessions { shared: self.shared, ledger: self.ledger }
+    }
+
+    fn tree_names(self) -> TreeNames<'a> {
+        TreeNames { shared: self.shared, ledger: self.ledger }
     }
 }
 

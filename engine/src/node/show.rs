@@ -27,20 +27,26 @@ impl Node {
         files: bool,
         identity: Identity,
     ) -> Option<Result<Option<Show>, ApiError>> {
-        self.ask(move |engine| engine.show(&wanted, files, &identity)).await
+        self.ask(move |engine| engine.showing().show(&wanted, files, &identity)).await
     }
 }
 
-impl Engine {
-    fn show(&self, wanted: &Wanted, files: bool, identity: &Identity) -> Result<Option<Show>, ApiError> {
-        match self.find(wanted)? {
+/// One checkpoint or loose file, as `show` prints it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Showing<'a> {
+    pub(crate) engine: &'a Engine,
+}
+
+impl<'a> Showing<'a> {
+    fn show(self, wanted: &Wanted, files: bool, identity: &Identity) -> Result<Option<Show>, ApiError> {
+        match self.engine.choice().find(wanted)? {
             Some(book) => Ok(self.show_book(book, files, identity)),
             None => Ok(self.show_loose(wanted, files, identity)),
         }
     }
 
-    fn show_book(&self, book: &Book, files: bool, identity: &Identity) -> Option<Show> {
-        let checkpoint = self.rows(book, false).into_iter().next()?;
+    fn show_book(self, book: &Book, files: bool, identity: &Identity) -> Option<Show> {
+        let checkpoint = self.engine.listing().rows(book, false).into_iter().next()?;
         let number = (checkpoint.timeline, checkpoint.version);
         let version = book.versions.get(&number);
         let committed = version.and_then(|version| version.committed.as_ref());
@@ -73,7 +79,7 @@ impl Engine {
             epoch: committed.map(|(_, epoch)| epoch.0),
             lost: version.and_then(|version| {
                 let unreadable = version.checkpoint.why_unreadable().map(ToOwned::to_owned);
-                unreadable.or_else(|| self.why_lost(version.record()))
+                unreadable.or_else(|| self.engine.tree_names().why_lost(version.record()))
             }),
             previous: version.and_then(|version| version.previous.as_ref()).map(|previous| CheckpointRef {
                 timeline: previous.timeline,
@@ -87,16 +93,17 @@ impl Engine {
     }
 
     /// A file that belongs to no checkpoint, as if it were one.
-    fn show_loose(&self, wanted: &Wanted, files: bool, identity: &Identity) -> Option<Show> {
+    fn show_loose(self, wanted: &Wanted, files: bool, identity: &Identity) -> Option<Show> {
         let Wanted::Path(path) = wanted else { return None };
         let path = RelPath::new(path.clone()).ok()?;
-        let book = self.ledger.loose.get(&path)?;
-        let checkpoint = self.loose_row(&path)?;
+        let book = self.engine.ledger.loose.get(&path)?;
+        let checkpoint = self.engine.listing().loose_row(&path)?;
         let mut file = self.file_shown(path.clone(), None, identity);
         (file.bytes, file.copies) = (checkpoint.bytes, checkpoint.copies);
         Some(Show {
             evidence_detail: None,
             waits_for: self
+                .engine
                 .lack_of(&path, book, None, Instant::now())
                 .map(|lack| lack.what)
                 .into_iter()
@@ -113,7 +120,7 @@ impl Engine {
         })
     }
 
-    fn files_shown(&self, book: &Book, version: Option<&VersionBook>, identity: &Identity) -> Vec<File> {
+    fn files_shown(self, book: &Book, version: Option<&VersionBook>, identity: &Identity) -> Vec<File> {
         let mut paths: BTreeSet<RelPath> = version
             .map(|version| version.record().files.iter().map(|file| file.path.clone()).collect())
             .unwrap_or_default();
@@ -123,9 +130,9 @@ impl Engine {
         paths.into_iter().map(|path| self.file_shown(path, version, identity)).collect()
     }
 
-    fn file_shown(&self, path: RelPath, version: Option<&VersionBook>, identity: &Identity) -> File {
+    fn file_shown(self, path: RelPath, version: Option<&VersionBook>, identity: &Identity) -> File {
         let entry = version.and_then(|version| version.record().files.iter().find(|file| file.path == path));
-        let view = self.ledger.file(&path).filter(|view| entry.is_none_or(|entry| is_of(entry, view)));
+        let view = self.engine.ledger.file(&path).filter(|view| entry.is_none_or(|entry| is_of(entry, view)));
         let bytes =
             entry.map(|entry| entry.size_bytes).or_else(|| view.map(|view| view.size_bytes)).unwrap_or(0);
         let count = |here: bool| if here { CopyCount { files: 1, bytes } } else { CopyCount::default() };
@@ -142,7 +149,8 @@ impl Engine {
         let object_key = stored.or_else(|| noted.map(|object| object.key.clone()));
         let of = entry.map(|entry| (entry.file, entry.seal));
         let of = of.or_else(|| view.and_then(|view| Some((view.file, view.sealed()?))));
-        let is_good = |key: &String| of.is_none_or(|(file, seal)| !self.scrub.is_bad_object(file, seal, key));
+        let is_good =
+            |key: &String| of.is_none_or(|(file, seal)| !self.engine.scrub.is_bad_object(file, seal, key));
         let object = object_key.as_ref().is_some_and(is_good);
         let state = view.map_or("sealed", |view| decide::state_word(&view.state));
         let sealed = view.and_then(|view| match &view.state {
@@ -150,12 +158,14 @@ impl Engine {
             FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => None,
         });
         let host = view.is_some_and(|view| view.host);
-        let is_bad = view.is_some_and(|view| self.is_bad_host(view));
+        let is_bad = view.is_some_and(|view| self.engine.damage().is_bad_host(view));
         File {
             bytes,
             crc64nvme: entry.map(|entry| entry.crc64nvme).or(sealed),
             copies: Copies { host: count(host && !is_bad), object: count(object), ..Copies::default() },
-            host_path: view.filter(|_| host).and_then(|view| self.shared.namespace.host_path(view.node)),
+            host_path: view
+                .filter(|_| host)
+                .and_then(|view| self.engine.shared.namespace.host_path(view.node)),
             state: state.to_owned(),
             node: identity.node.clone(),
             object_key,

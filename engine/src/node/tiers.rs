@@ -15,14 +15,20 @@ const FULL_BYTES: u64 = 64 << 20;
 /// What is in use without being anybody's host copy.
 const LINGERING: &str = "removed or replaced, still open or mapped";
 
-impl Engine {
-    pub(super) fn tiers(&self) -> Vec<TierStatus> {
-        let usage = self.shared.tier1.usage();
+/// The sizes of the tiers, and what holds their bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tiers<'a> {
+    pub(crate) engine: &'a Engine,
+}
+
+impl<'a> Tiers<'a> {
+    pub(crate) fn tiers(self) -> Vec<TierStatus> {
+        let usage = self.engine.shared.tier1.usage();
         let warm = usage.warm_fraction();
         let full = usage.available_bytes < FULL_BYTES;
         // A part of the files, not beside them.
-        let copies_of_peers = self.shared.namespace.copies_usage();
-        let state = match (full, warm < 0.95 && self.shared.settings.tier1.ballast) {
+        let copies_of_peers = self.engine.shared.namespace.copies_usage();
+        let state = match (full, warm < 0.95 && self.engine.shared.settings.tier1.ballast) {
             (true, _) => TierState::Full,
             (false, true) => TierState::Warming,
             (false, false) => TierState::Ok,
@@ -33,10 +39,10 @@ impl Engine {
             ("peer copies", copies_of_peers.bytes),
             ("lingering", usage.lingering_bytes),
         ];
-        let copies = self.ledger.copies;
-        let private = &self.shared.tier1.capabilities().private_tmpfs;
-        let spill = self.shared.tier1.spill_usage();
-        let marks = self.shared.settings.tier1.marks.of(usage.size_bytes);
+        let copies = self.engine.ledger.copies;
+        let private = &self.engine.shared.tier1.capabilities().private_tmpfs;
+        let spill = self.engine.shared.tier1.spill_usage();
+        let marks = self.engine.shared.settings.tier1.marks.of(usage.size_bytes);
         let mut held_by = self.held_by(Place::Memory, usage.used_bytes, marks);
         if !held_by.is_empty() && usage.lingering_bytes > 0 {
             held_by.insert(LINGERING.to_owned(), usage.lingering_bytes);
@@ -61,7 +67,7 @@ impl Engine {
             held_by,
             notes: Vec::new(),
         };
-        let store = &self.shared.drain.store;
+        let store = &self.engine.shared.drain.store;
         let mut notes = Vec::new();
         if store.describe().starts_with("file://") {
             notes.push(
@@ -73,13 +79,17 @@ impl Engine {
             used_bytes: copies.object_bytes,
             size_bytes: None,
             warm_fraction: None,
-            state: if self.tier3_trouble().is_some() { TierState::Away } else { TierState::Ok },
+            state: if self.engine.health().tier3_trouble().is_some() {
+                TierState::Away
+            } else {
+                TierState::Ok
+            },
             medium: store.describe(),
             files: copies.object_files,
             used_by: BTreeMap::new(),
-            queued_bytes: self.lag(None).bytes,
-            fencing: Some(self.shared.drain.fencing()),
-            part_checksums: Some(self.shared.drain.part_checksums()),
+            queued_bytes: self.engine.lag(None).bytes,
+            fencing: Some(self.engine.shared.drain.fencing()),
+            part_checksums: Some(self.engine.shared.drain.part_checksums()),
             marks: None,
             held_by: BTreeMap::new(),
             notes,
@@ -87,8 +97,8 @@ impl Engine {
         [Some(tier1), spill.map(|spill| self.spill(&spill)), Some(tier3)].into_iter().flatten().collect()
     }
 
-    fn spill(&self, usage: &SpillUsage) -> TierStatus {
-        let marks = self.shared.settings.spill.marks.of(usage.size_bytes);
+    fn spill(self, usage: &SpillUsage) -> TierStatus {
+        let marks = self.engine.shared.settings.spill.marks.of(usage.size_bytes);
         let mut held_by = self.held_by(Place::Spill, usage.used_bytes, marks);
         if !held_by.is_empty() && usage.lingering_bytes > 0 {
             held_by.insert(LINGERING.to_owned(), usage.lingering_bytes);
@@ -126,11 +136,11 @@ impl Engine {
     }
 
     /// Why a tier is not below its low mark; empty where it is.
-    fn held_by(&self, place: Place, used_bytes: u64, marks: Marks) -> BTreeMap<String, u64> {
+    fn held_by(self, place: Place, used_bytes: u64, marks: Marks) -> BTreeMap<String, u64> {
         if used_bytes <= marks.low_bytes {
             return BTreeMap::new();
         }
-        let kept = self.shared.namespace.kept_in(place).into_iter();
+        let kept = self.engine.shared.namespace.kept_in(place).into_iter();
         kept.map(|(by, bytes)| (by.words().to_owned(), bytes)).collect()
     }
 }

@@ -222,7 +222,11 @@ impl Node {
         let removed = if deep { self.removed_stored(&place, &mut verify).await? } else { Vec::new() };
         let (mut targets, unsealed, held) = self
             .ask(move |engine| {
-                (engine.targets_and_stored(&below), engine.unsealed(&below), engine.writes_nothing())
+                (
+                    engine.listing().targets_and_stored(&below),
+                    engine.unsealed(&below),
+                    engine.health().writes_nothing(),
+                )
             })
             .await?;
         add_stored(&mut targets, removed);
@@ -281,8 +285,9 @@ impl Node {
 
     async fn mend_all_known(&self, place: &[u8]) -> Option<()> {
         let below = place.to_vec();
-        let (objects, held) =
-            self.ask(move |engine| (engine.known_bad(&below), engine.writes_nothing())).await?;
+        let (objects, held) = self
+            .ask(move |engine| (engine.damage().known_bad(&below), engine.health().writes_nothing()))
+            .await?;
         for Listed { target, suspects, .. } in objects {
             let of = (target.file, target.seal);
             let objects = self.check_objects(&target, &suspects, false, held.as_deref()).await;
@@ -486,9 +491,9 @@ impl Node {
 impl Engine {
     /// The files of the tree at or below `place` that have no checksum yet.
     pub(crate) fn unsealed(&self, place: &[u8]) -> Vec<Unsealed> {
-        let unsealed = self.files_at(place).filter_map(|(path, view, _)| {
+        let unsealed = self.listing().files_at(place).filter_map(|(path, view, _)| {
             let why = why_unsealed(&view.state)?;
-            let (path, size_bytes) = (path.to_string(), self.size_now(view));
+            let (path, size_bytes) = (path.to_string(), self.listing().size_now(view));
             Some(Unsealed { path, size_bytes, host: view.host, why })
         });
         unsealed.collect()
@@ -518,7 +523,8 @@ impl Engine {
         let of = (found.target.file, found.target.seal);
         let listed = found.objects.len();
         let (objects, given_up) = found.objects.into_iter().partition::<Vec<_>, _>(|(object, result)| {
-            !matches!(result, ObjectFound::GivenUp) && self.counts(of, &object.key) != Counts::No
+            !matches!(result, ObjectFound::GivenUp)
+                && self.still_counts().counts(of, &object.key) != Counts::No
         });
         found.objects = objects;
         for (object, _) in given_up {
@@ -530,7 +536,7 @@ impl Engine {
         // Another object may stand for it by now, which nobody looked at. A good host copy says enough.
         let host = found.host.as_ref().map(|host| &host.found);
         let is_good = matches!(host, Some(HostFound::Good | HostFound::Healed { .. }));
-        (self.is_held(of) && (listed == 0 || is_good)).then_some(found)
+        (self.still_counts().is_held(of) && (listed == 0 || is_good)).then_some(found)
     }
 
     /// Takes down what was found of a file.

@@ -18,20 +18,26 @@ impl Node {
     /// What is known about the checkpoint that a path belongs to, or about a file outside any. The outer `None` when the loop has
     /// stopped, the inner one when nothing is known.
     pub async fn why(&self, place: Vec<u8>) -> Option<Option<Why>> {
-        self.ask(move |engine| engine.why(&place)).await
+        self.ask(move |engine| engine.reasons().why(&place)).await
     }
 }
 
-impl Engine {
-    fn why(&self, place: &[u8]) -> Option<Why> {
-        let hidden = self.torn().into_iter().find(|(candidate, _)| {
+/// The reason that `why` gives for the state of a path.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reasons<'a> {
+    pub(crate) engine: &'a Engine,
+}
+
+impl<'a> Reasons<'a> {
+    pub(crate) fn why(self, place: &[u8]) -> Option<Why> {
+        let hidden = self.engine.sessions().torn().into_iter().find(|(candidate, _)| {
             let inside = candidate.files.keys().any(|path| path.as_bytes() == place);
             inside || candidate.id.path().is_some_and(|path| path.as_bytes() == place)
         });
-        let found = self.find_at(place);
+        let found = self.engine.places().find_at(place);
         if let Some((candidate, files)) = hidden.filter(|_| found.is_none_or(|book| book.candidate.is_none()))
         {
-            let sight = self.visibility.why_hidden(&candidate.id).map(str::to_owned);
+            let sight = self.engine.visibility.why_hidden(&candidate.id).map(str::to_owned);
             let why = sight.clone().unwrap_or_else(|| "it can never be complete".to_owned());
             let of_torn = |view: &FileView| {
                 let paths =
@@ -47,7 +53,7 @@ impl Engine {
             return Some(self.answer(path, (CheckpointState::Torn, why), (false, sight), true, &files, None));
         }
         let Some(book) = found else { return self.why_loose(place) };
-        let row = self.standing_row(book)?;
+        let row = self.engine.listing().standing_row(book)?;
         let version = book.versions.get(&(row.timeline, row.version));
         let verdict = match version {
             Some(version) if version.checkpoint.why_unreadable().is_some() => {
@@ -61,30 +67,31 @@ impl Engine {
             None => decide::waits_for(book),
         };
         let files: Vec<_> = match &book.candidate {
-            Some(candidate) => self.ledger.files_of(candidate, &book.scope).collect(),
+            Some(candidate) => self.engine.ledger.files_of(candidate, &book.scope).collect(),
             None => Vec::new(),
         };
         let files: Vec<_> = files.into_iter().map(|(path, view)| (path, view.as_ref())).collect();
-        let in_sight = book.candidate.is_some() || version.is_some_and(|version| self.shows_all(version));
-        let sight = match version.and_then(|version| self.successor(book, version)) {
+        let in_sight = book.candidate.is_some()
+            || version.is_some_and(|version| self.engine.tree_names().shows_all(version));
+        let sight = match version.and_then(|version| self.engine.tree_names().successor(book, version)) {
             Some(other) => Some(format!("its names are those of {} now", path_text(&other.path()))),
-            None => self.visibility.why_in_sight(&book.id).map(str::to_owned),
+            None => self.engine.visibility.why_in_sight(&book.id).map(str::to_owned),
         };
         let sight = (in_sight, sight);
-        let fallback = self.has_fallback(&book.id);
+        let fallback = self.engine.fallbacks().has_fallback(&book.id);
         Some(self.answer(row.path, (row.state, verdict), sight, fallback, &files, Some(book)))
     }
 
-    fn why_loose(&self, place: &[u8]) -> Option<Why> {
+    fn why_loose(self, place: &[u8]) -> Option<Why> {
         let path = RelPath::new(place.to_vec()).ok()?;
-        let view = self.ledger.file(&path)?;
+        let view = self.engine.ledger.file(&path)?;
         let verdict = "no rule takes it for a part of a checkpoint: it is kept as it is".to_owned();
         let standing = (CheckpointState::Loose, verdict);
         Some(self.answer(path_text(place), standing, (true, None), false, &[(&path, view.as_ref())], None))
     }
 
     fn answer(
-        &self,
+        self,
         path: String,
         (state, verdict): (CheckpointState, String),
         (in_sight, sight): (bool, Option<String>),
@@ -101,7 +108,7 @@ impl Engine {
                     session: writer.session.0.clone(),
                     rank: writer.rank,
                     world_size: writer.world_size,
-                    end: end(fate_of(&self.shared.namespace, writer, cut).0).to_owned(),
+                    end: end(fate_of(&self.engine.shared.namespace, writer, cut).0).to_owned(),
                     files: 0,
                 });
                 found.files += 1;

@@ -12,7 +12,7 @@ use crate::node::visibility::torn::names_of;
 use crate::node::visibility::tracker::Wrong;
 use std::time::Instant;
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::recognise::{Candidate, CheckpointId, may_stand_in};
+use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::shield::Named;
 
@@ -44,10 +44,10 @@ impl Engine {
         };
         let partial: Vec<_> = self.ledger.books.values().filter_map(is_partial).collect();
         for (id, number) in partial {
-            let version = self.version(&id, number);
+            let version = self.books().version(&id, number);
             let why = version.record().evidence_detail.clone();
             let Some(candidate) = version.candidate(self.ledger.rules(), &id) else { continue };
-            if !self.has_committed_beside(&id, &candidate) {
+            if !self.tree_names().has_committed_beside(&id, &candidate) {
                 continue;
             }
             let in_sight = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
@@ -71,19 +71,6 @@ impl Engine {
             // Nobody removed it.
             self.visibility.out_of_sight.insert((id, number));
         }
-    }
-
-    /// Another checkpoint of the run that may stand in for it is committed, can be read, and is in the tree.
-    fn has_committed_beside(&self, id: &CheckpointId, candidate: &Candidate) -> bool {
-        let others = self.ledger.books.values().filter(|book| book.id.run == id.run && book.id != *id);
-        let committed = others.filter_map(|book| Some((book, book.committed()?.1)));
-        committed.into_iter().any(|(book, version)| {
-            let other = version.candidate(self.ledger.rules(), &book.id);
-            // Who wrote it nobody knows any more.
-            other.is_some_and(|other| may_stand_in(candidate, &other, false))
-                && self.is_loadable(&version.checkpoint)
-                && self.shared.namespace.node_at(&book.path()).is_some()
-        })
     }
 
     /// Looks at the trackers beside what went, once what they may name is known.
@@ -111,10 +98,10 @@ impl Engine {
         if !of_run.clone().all(is_known) {
             return false;
         }
-        let record = self.version(id, number).record();
+        let record = self.books().version(id, number).record();
         let (framework, step) = (record.framework.clone(), record.step.map(|step| step.0));
         let mut all = true;
-        for (path, view, holds) in self.trackers_of(id, &framework).collect::<Vec<_>>() {
+        for (path, view, holds) in self.books().trackers_of(id, &framework).collect::<Vec<_>>() {
             if view.host {
                 all &= self.mend(id, Wrong::Hidden(Named::of(id, step)), &path, &view, holds);
             } else {

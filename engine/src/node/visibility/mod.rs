@@ -14,15 +14,20 @@
 //! | `removed` | removals that were not meant |
 //! | `tracker` | files that name a checkpoint |
 //! | `timetable` | when each is asked again |
+//!
+//! Their facts come from `tree_names` (names and versions), `sessions` (writers) and `fallbacks` (what else a job can load).
 
+pub(crate) mod fallbacks;
 mod kept;
 mod lost;
 mod on_its_way;
 mod removed;
+pub(crate) mod sessions;
 mod timetable;
 mod torn;
 mod tracker;
-mod unwritten;
+pub(crate) mod tree_names;
+pub(crate) mod unwritten;
 
 use crate::node::book::Number;
 use crate::node::run::Engine;
@@ -112,6 +117,11 @@ impl Visibility {
     /// Asks about removals at the next look.
     pub(crate) fn ask_about_removals(&mut self) {
         self.timetable.forget(&Subject::Removals);
+    }
+
+    /// The whole version of a checkpoint that was hidden with what is torn, until it is committed.
+    pub(crate) fn on_its_way(&self, id: &CheckpointId) -> Option<&OnItsWay> {
+        self.on_its_way.get(id)
     }
 
     /// Whether names that a checkpoint lost may come back.

@@ -6,9 +6,7 @@
 //!
 //! Nothing of it outlives the daemon.
 
-use crate::node::book::{Book, Number, VersionBook};
-use crate::node::decide::is_covered;
-use crate::node::ledger::contents;
+use crate::node::book::Number;
 use crate::node::run::Engine;
 use tidemark_namespace::{FsError, Listed};
 use tidemark_protocol::checkpoint::Checkpoint;
@@ -17,16 +15,16 @@ use tidemark_protocol::recognise::{CheckpointId, Shape};
 
 /// See the module's head.
 #[derive(Debug)]
-pub(super) struct OnItsWay {
-    number: Number,
+pub(crate) struct OnItsWay {
+    pub(crate) number: Number,
     /// How it lay in the tree.
     shape: Shape,
     /// The committed version that is served under the name since.
-    meanwhile: Option<Number>,
+    pub(crate) meanwhile: Option<Number>,
 }
 
 /// Who has the name of a version that is to be served.
-enum Name {
+pub(crate) enum Name {
     Free,
     /// An older version, which stood in for it.
     StandIn(Number),
@@ -65,24 +63,6 @@ impl Engine {
         }
     }
 
-    /// The version that was whole of a checkpoint when it went out of sight, and is not in Tier-3 yet.
-    pub(crate) fn on_its_way(&self, id: &CheckpointId) -> Option<&VersionBook> {
-        let version = self.version(id, self.visibility.on_its_way.get(id)?.number);
-        version.checkpoint.is_alive().then_some(version)
-    }
-
-    /// Whether what the tree holds of a checkpoint is an older version that stands in for one on its way: no save, and nothing to decide.
-    pub(crate) fn is_stood_in(&self, id: &CheckpointId) -> bool {
-        let meanwhile = self.visibility.on_its_way.get(id).and_then(|on_its_way| on_its_way.meanwhile);
-        meanwhile.is_some_and(|older| self.shows_only(&self.ledger.books[id], older))
-    }
-
-    fn shows_only(&self, book: &Book, number: Number) -> bool {
-        let Some(candidate) = &book.candidate else { return false };
-        let present = contents(self.ledger.files_of(candidate, &book.scope));
-        present.is_some_and(|present| is_covered(&present, &book.versions[&number].contents))
-    }
-
     /// Serves what arrived since it went out of sight, and forgets what never will.
     pub(crate) fn serve_arrivals(&mut self) {
         for id in self.visibility.on_its_way.keys().cloned().collect::<Vec<_>>() {
@@ -94,7 +74,7 @@ impl Engine {
     pub(crate) fn serve_arrival(&mut self, id: &CheckpointId) {
         let Some(OnItsWay { number, shape, meanwhile }) = self.visibility.on_its_way.get(id) else { return };
         let (number, shape, meanwhile) = (*number, *shape, *meanwhile);
-        let version = self.version(id, number);
+        let version = self.books().version(id, number);
         if !version.checkpoint.is_committed() {
             if !version.checkpoint.is_alive() {
                 self.forget_on_its_way(id, number);
@@ -110,7 +90,7 @@ impl Engine {
         if version.contents.values().any(open) || self.had_not_heard_of(id) {
             return;
         }
-        match self.who_has_name(id, number, shape, meanwhile) {
+        match self.tree_names().who_has_name(id, number, shape, meanwhile) {
             Name::Taken => self.forget_on_its_way(id, number),
             Name::Free => {
                 self.visibility.on_its_way.remove(id);
@@ -126,34 +106,10 @@ impl Engine {
         }
     }
 
-    fn who_has_name(
-        &self,
-        id: &CheckpointId,
-        number: Number,
-        shape: Shape,
-        meanwhile: Option<Number>,
-    ) -> Name {
-        let book = &self.ledger.books[id];
-        let namespace = &self.shared.namespace;
-        let mut files = self.version(id, number).contents.keys();
-        let is_name_free = match shape {
-            // Its files went one by one: their directory is a run's too, and stays.
-            Shape::Flat | Shape::Family => book.candidate.is_none(),
-            Shape::Tree | Shape::Single => namespace.node_at(&book.path()).is_none(),
-        };
-        let is_free = is_name_free && files.all(|path| namespace.node_at(path.as_bytes()).is_none());
-        match meanwhile {
-            Some(older) if self.shows_only(book, older) => Name::StandIn(older),
-            None if is_free => Name::Free,
-            // Where something stood in, and is not there, somebody removed it.
-            Some(_) | None => Name::Taken,
-        }
-    }
-
     /// Takes away the names of the older version that mean something else in the newer one. Programs that have one open keep it.
     fn withdraw_stand_in(&self, id: &CheckpointId, older: Number, newer: Number) -> Result<usize, FsError> {
-        let newer = &self.version(id, newer).contents;
-        let stands_in = self.version(id, older).contents.iter();
+        let newer = &self.books().version(id, newer).contents;
+        let stands_in = self.books().version(id, older).contents.iter();
         let others = stands_in.filter(|(path, of)| newer.get(*path) != Some(*of));
         let others = others.map(|(path, (file, seal))| Listed { path, file: *file, seal: *seal, key: "" });
         let listed: Vec<_> = others.collect();

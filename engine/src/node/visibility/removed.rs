@@ -8,7 +8,7 @@
 //! written too; about those of the dead they wait for the decision. An end puts nothing back itself. It leaves out what one removed whose next
 //! save it cuts off.
 
-use crate::node::book::{Book, Number, VersionBook};
+use crate::node::book::{Book, Number};
 use crate::node::run::Engine;
 use crate::node::visibility::DECIDED_WITHIN;
 use crate::node::visibility::timetable::Subject;
@@ -20,7 +20,7 @@ use tidemark_namespace::{Ended, FileState, FileView, WriterId, is_alive, torn_pa
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::lineage;
-use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::removal::{Actor, Left, Removal, decide};
 use tidemark_protocol::report::EventLevel;
@@ -58,7 +58,7 @@ enum Awaited {
     Moments,
 }
 
-fn wrote(view: &FileView, who: &WriterId) -> bool {
+pub(crate) fn wrote(view: &FileView, who: &WriterId) -> bool {
     view.writers.iter().any(|of| of.process() == who.process())
 }
 
@@ -79,7 +79,7 @@ impl Engine {
     fn end_what_was_removed_out_of_sight(&mut self, removed: BTreeSet<FileId>) {
         let lies = |path: &RelPath| self.shared.namespace.node_at(&torn_path(path)).is_some();
         let is_removed = |(id, number): &&(CheckpointId, Number)| {
-            let contents = &self.version(id, *number).contents;
+            let contents = &self.books().version(id, *number).contents;
             contents.values().any(|(file, _)| removed.contains(file)) && !contents.keys().any(lies)
         };
         let gone: Vec<_> = self.visibility.out_of_sight.iter().filter(is_removed).cloned().collect();
@@ -181,7 +181,7 @@ impl Engine {
     /// Gives what is waited for.
     fn undo_removal(&mut self, id: &CheckpointId, now: Instant) -> Option<Awaited> {
         let removers = &self.visibility.noted[id].removers;
-        let removers: Vec<_> = removers.iter().map(|who| self.actor(who, &id.run)).collect();
+        let removers: Vec<_> = removers.iter().map(|who| self.sessions().actor(who, &id.run)).collect();
         let lives = removers.iter().any(|actor| matches!(actor, Actor::Alive { .. }));
         let noted = self.visibility.noted.get_mut(id).expect("it was there a moment ago");
         noted.dead_since = if lives { None } else { noted.dead_since.or(Some(now)) };
@@ -189,7 +189,7 @@ impl Engine {
         let newest = book.newest_save();
         let committed = newest.filter(|(_, version)| version.checkpoint.is_committed());
         let committed = committed.map(|(number, _)| *number);
-        let whole = self.is_whole_in_sight(&id.run);
+        let whole = self.tree_names().is_whole_in_sight(&id.run);
         let left = Left {
             whole,
             in_hand: !whole && self.is_another_in_hand(id),
@@ -236,54 +236,10 @@ impl Engine {
     fn saves_in_vain(&self, id: &CheckpointId) -> bool {
         self.shared.namespace.are_writers_refused()
             && self.shared.cluster.get().is_none()
-            && self.visibility.noted[id].removers.iter().any(|who| self.has_unfinished(who, &id.run))
-    }
-
-    /// Whether a process wrote files of a checkpoint of the run that is not in Tier-3 as it stands.
-    fn has_unfinished(&self, who: &WriterId, run: &RunPath) -> bool {
-        self.ledger.books.values().filter(|book| book.id.run == *run).any(|book| {
-            let Some(candidate) = &book.candidate else { return false };
-            let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
-            let present = self.ledger.present(book);
-            let covering = present.and_then(|present| Some(book.covering(&self.shared, &present)?.1));
-            let is_whole =
-                |version: &VersionBook| version.checkpoint.is_prepared() && !version.record().partial;
-            !covering.is_some_and(is_whole) && files.iter().any(|(_, view)| wrote(view, who))
-        })
-    }
-
-    /// How a process stands that removed names of a run, or made some.
-    pub(crate) fn actor(&self, who: &WriterId, run: &RunPath) -> Actor {
-        let namespace = &self.shared.namespace;
-        if is_alive(namespace, who) {
-            return Actor::Alive { process: who.tgid };
-        }
-        let failed = || Actor::Failed { process: who.tgid };
-        match namespace.end(who).map(|end| end.how) {
-            Some(Ended::Killed) => failed(),
-            // rm(1) exits with 1 for a name that is not there, and meant what it removed.
-            Some(Ended::Failed) if self.has_written(who, run) => failed(),
-            None if namespace.is_end_awaited(who) => Actor::Ended,
-            None if self.has_begun_another(who, run) => Actor::Lost { process: who.tgid },
-            Some(Ended::Well | Ended::Failed) | None => Actor::Meant,
-        }
-    }
-
-    /// Whether files of a checkpoint of the run are there that a process wrote, in sight or not.
-    fn has_begun_another(&self, who: &WriterId, run: &RunPath) -> bool {
-        self.files_of_checkpoints(|of| of.run == *run).any(|view| wrote(view, who))
-            || self.wrote_torn(who, run)
-    }
-
-    /// Whether a process wrote files of the run that are there, in sight or not.
-    fn has_written(&self, who: &WriterId, run: &RunPath) -> bool {
-        let in_run = |path: &RelPath| run.path().is_none_or(|run| path.is_below(run));
-        self.ledger.files().any(|(path, view)| in_run(path) && wrote(view, who)) || self.wrote_torn(who, run)
-    }
-
-    fn wrote_torn(&self, who: &WriterId, run: &RunPath) -> bool {
-        let torn = self.torn().into_iter().filter(|(candidate, _)| candidate.id.run == *run);
-        torn.flat_map(|(_, files)| files).any(|view| wrote(&view, who))
+            && self.visibility.noted[id]
+                .removers
+                .iter()
+                .any(|who| self.sessions().has_unfinished(who, &id.run))
     }
 
     fn undo(&mut self, id: &CheckpointId, number: Number, why: &str) {
@@ -327,14 +283,5 @@ impl Engine {
     fn is_in_hand(&self, view: &FileView) -> bool {
         let waits = view.state == FileState::Closed && !self.ledger.unreadable.contains_key(&view.node);
         waits || self.judging.contains(&view.node)
-    }
-
-    /// A version of the run that is proven whole has all its names.
-    fn is_whole_in_sight(&self, run: &RunPath) -> bool {
-        self.ledger.books.values().filter(|book| book.id.run == *run).any(|book| {
-            book.newest().is_some_and(|(_, version)| {
-                self.is_loadable(&version.checkpoint) && self.is_in_sight(book, version)
-            })
-        })
     }
 }

@@ -5,19 +5,18 @@
 //!
 //! Nobody waits for a reader: the names go as soon as the last process of the session that wrote them is gone.
 
-use crate::node::book::{Book, Number};
+use crate::node::book::Number;
 use crate::node::decide::verdict_text;
 use crate::node::recover::{Adopter, Knows, Wishes, adopt_files};
 use crate::node::run::Engine;
 use crate::node::visibility::InSight;
 use crate::node::visibility::timetable::Subject;
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
-use tidemark_namespace::{FileView, FsError, Peers, SessionKey, WriterId, is_alive, path_of_torn};
+use tidemark_namespace::{FsError, path_of_torn};
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::FileId;
-use tidemark_protocol::path::{RelPath, RunPath};
+use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Shape};
 use tidemark_protocol::report::{CheckpointRef, EventLevel, path_text};
 use tidemark_protocol::shield::Session;
@@ -50,13 +49,13 @@ impl Engine {
             return;
         }
         drop(files);
-        let sessions = self.sessions_of(id, &candidate);
+        let sessions = self.sessions().sessions_of(id, &candidate);
         let standing = match &self.ledger.books[id].verdict {
             Some(Verdict::Broken { .. }) => Standing::Broken,
             _ => Standing::Torn,
         };
-        let trainer = self.is_of_a_trainer(id, &candidate);
-        let stays = match visibility::tree(standing, trainer, &sessions, self.has_fallback(id)) {
+        let trainer = self.sessions().is_of_a_trainer(id, &candidate);
+        let stays = match visibility::tree(standing, trainer, &sessions, self.fallbacks().has_fallback(id)) {
             Tree::Stays { why } => Some(why),
             // Somebody who lives may have added to it.
             Tree::Hides if self.had_not_heard_of(id) => return,
@@ -73,90 +72,6 @@ impl Engine {
             self.event(EventLevel::Warn, "torn_in_sight", id, format!("it stays where it is: {why}"));
         }
         self.visibility.in_sight.insert(id.clone(), InSight { why, lasts: process.is_none() });
-    }
-
-    /// A launcher gave one of its writers a rank, or one wrote or opened another checkpoint of the run.
-    pub(crate) fn is_of_a_trainer(&self, id: &CheckpointId, candidate: &Candidate) -> bool {
-        let writers = || {
-            let files = self.ledger.files_of(candidate, &self.ledger.books[id].scope);
-            files.flat_map(|(_, view)| &view.writers)
-        };
-        if writers().any(|writer| writer.rank.is_some()) {
-            return true;
-        }
-        let processes: BTreeSet<_> = writers().map(WriterId::process).collect();
-        let opened = self.shared.namespace.opened_by(&processes);
-        self.files_of_checkpoints(|of| of.run == id.run && of != id).any(|view| {
-            opened.contains(&view.node)
-                || view.writers.iter().any(|writer| processes.contains(&writer.process()))
-        })
-    }
-
-    /// The files in the tree of the checkpoints that are meant.
-    pub(crate) fn files_of_checkpoints(
-        &self,
-        meant: impl Fn(&CheckpointId) -> bool,
-    ) -> impl Iterator<Item = &Arc<FileView>> {
-        let books = self.ledger.books.values().filter(move |book| meant(&book.id));
-        let candidates = books.filter_map(|book| Some((book.candidate.as_ref()?, &book.scope)));
-        candidates.flat_map(|(candidate, scope)| self.ledger.files_of(candidate, scope)).map(|(_, view)| view)
-    }
-
-    /// What is known of each session that wrote the candidate.
-    pub(crate) fn sessions_of(&self, id: &CheckpointId, candidate: &Candidate) -> Vec<Session> {
-        let views: Vec<_> = self.ledger.files_of(candidate, &self.ledger.books[id].scope).collect();
-        let torn_ns = views.iter().map(|(_, view)| view.closed_ns).max().unwrap_or(0);
-        let writers: Vec<_> = views.iter().flat_map(|(_, view)| &view.writers).collect();
-        let keys: BTreeSet<_> = writers.iter().map(|writer| &writer.session).collect();
-        let of = |key: &SessionKey| {
-            writers.iter().copied().filter(|writer| writer.session == *key).collect::<Vec<_>>()
-        };
-        keys.into_iter().map(|key| self.session_of(&id.run, &of(key), torn_ns)).collect()
-    }
-
-    /// What is known of the session of these writers, which is one, and of who was there of it at `before_ns`.
-    pub(crate) fn session_of(&self, run: &RunPath, writers: &[&WriterId], before_ns: i64) -> Session {
-        // The first says when it was launched.
-        let first =
-            writers.iter().min_by_key(|writer| writer.start_time_ticks).expect("a session has a writer");
-        if let Some(process) = self.writer_of(run, &first.session) {
-            return Session::Alive { process };
-        }
-        if let Some(writer) = writers.iter().find(|writer| !writer.environment_seen) {
-            let why = format!("the environment of process {} was not seen", writer.tgid);
-            return Session::Doubtful { why };
-        }
-        if let Some(home) = first.home {
-            // What runs on a node that is gone is nobody's to wait for; who wrote elsewhere was looked for above.
-            return if self.shared.is_gone(home) {
-                Session::Gone
-            } else {
-                let home = home.0;
-                Session::Doubtful {
-                    why: format!("whether its node, life {home:016x}, runs more of it is not known here"),
-                }
-            };
-        }
-        match self.shared.namespace.peers(first, before_ns) {
-            Peers::None => Session::Gone,
-            Peers::Some { process } => Session::Alive { process },
-            Peers::Unknown { process } => {
-                Session::Doubtful { why: format!("the environment of process {process} cannot be read") }
-            }
-        }
-    }
-
-    /// A living process that wrote in the run, of that session.
-    fn writer_of(&self, run: &RunPath, session: &SessionKey) -> Option<u32> {
-        let run = run.path();
-        let of_run = self.ledger.files().filter(|(path, _)| run.is_none_or(|run| path.is_below(run)));
-        let mut asked = BTreeSet::new();
-        for writer in of_run.flat_map(|(_, view)| &view.writers).filter(|writer| writer.session == *session) {
-            if asked.insert(writer.process()) && is_alive(&self.shared.namespace, writer) {
-                return Some(writer.tgid);
-            }
-        }
-        None
     }
 
     /// An administrator wants it to be seen.
@@ -197,7 +112,7 @@ impl Engine {
     }
 
     pub(crate) fn serve_again(&mut self, id: &CheckpointId, number: Number) {
-        let version = self.version(id, number);
+        let version = self.books().version(id, number);
         let open = |(file, _): &(FileId, _)| self.shared.namespace.is_open_out_of_sight(*file);
         if version.contents.values().any(open) {
             // All of it or none.
@@ -237,7 +152,9 @@ impl Engine {
     /// Puts the names of a committed version into the tree; bytes come when they are opened. How many it has, and how many
     /// are there now.
     pub(crate) fn put_back(&mut self, id: &CheckpointId, number: Number) -> (usize, usize) {
-        let Some(manifest) = self.version(id, number).manifest().map(Arc::clone) else { return (0, 0) };
+        let Some(manifest) = self.books().version(id, number).manifest().map(Arc::clone) else {
+            return (0, 0);
+        };
         let names = manifest.files.iter().map(|file| &file.path);
         let names = names.chain(manifest.hard_links.iter().map(|link| &link.path));
         let directories = manifest.directories.iter().map(|directory| &directory.path);
@@ -253,34 +170,17 @@ impl Engine {
         (names.clone().count(), names.filter(there).count())
     }
 
-    /// The torn checkpoints that are out of sight, under the paths that they had.
-    pub(crate) fn torn(&self) -> Vec<(Candidate, Vec<FileView>)> {
-        let views = self.shared.namespace.torn_files();
-        let mut at: BTreeMap<RelPath, &FileView> = BTreeMap::new();
-        for view in &views {
-            let paths = view.paths.iter().filter_map(|path| RelPath::new(path_of_torn(path)?.to_vec()).ok());
-            at.extend(paths.map(|path| (path, view)));
-        }
-        let candidates = self.ledger.rules().group(at.keys()).candidates;
-        let with_files = |candidate: Candidate| {
-            let files =
-                candidate.files.keys().filter_map(|path| Some(FileView::clone(at.get(path)?))).collect();
-            (candidate, files)
-        };
-        candidates.into_iter().map(with_files).collect()
-    }
-
     /// Puts a torn checkpoint that is out of sight back; none is out of sight under that path. It stays from now on.
     pub(crate) fn show_torn(&mut self, path: &[u8]) -> Option<Result<(CheckpointRef, usize), String>> {
         let path = path_of_torn(path).unwrap_or(path);
-        let mut torn = self.torn().into_iter().map(|(candidate, _)| candidate);
+        let mut torn = self.sessions().torn().into_iter().map(|(candidate, _)| candidate);
         let found = torn.find(|candidate| candidate.id.path().is_some_and(|of| of.as_bytes() == path))?;
         if let Err(why) = self.show_names(&found) {
             return Some(Err(why));
         }
         self.visibility.returned.insert(found.id.clone());
         self.event(EventLevel::Info, "undeleted", &found.id, "it is in sight again, as it is".to_owned());
-        let (timeline, version) = self.next_number(&found.id);
+        let (timeline, version) = self.books().next_number(&found.id);
         let reference = CheckpointRef { timeline, step: found.step, version, path: path_text(path) };
         Some(Ok((reference, found.files.len())))
     }
@@ -304,7 +204,7 @@ impl Engine {
 
     /// Puts back all that has its name free still: the daemon ends, and with it this memory.
     pub(crate) fn show_all_torn(&mut self) {
-        for (candidate, _) in self.torn() {
+        for (candidate, _) in self.sessions().torn() {
             for name in names_of(&candidate) {
                 if let Err(error) = self.shared.show_again(&name) {
                     tracing::warn!(%name, %error, "it was torn, and ends with this memory");
@@ -319,7 +219,7 @@ impl Engine {
         self.visibility.in_sight.remove(id);
         self.visibility.timetable.forget(&Subject::Torn(id.clone()));
         self.visibility.hidden.remove(id);
-        let found = self.torn().into_iter().find(|(candidate, _)| candidate.id == *id);
+        let found = self.sessions().torn().into_iter().find(|(candidate, _)| candidate.id == *id);
         // Files in flight make no checkpoint.
         let unwritten = id.path().filter(|path| self.ledger.rules().named_by_directory(path).is_some());
         let names = found.map_or_else(|| Vec::from_iter(unwritten), |(candidate, _)| names_of(&candidate));
@@ -328,11 +228,5 @@ impl Engine {
                 tracing::error!(%name, %error, "what was torn under this name stays out of sight");
             }
         }
-    }
-
-    /// The number that the next version of a checkpoint has.
-    pub(crate) fn next_number(&self, id: &CheckpointId) -> Number {
-        let book = self.ledger.books.get(id);
-        book.map_or_else(|| Book::new(id.clone()).next_number(), Book::next_number)
     }
 }

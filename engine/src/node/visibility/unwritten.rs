@@ -34,22 +34,21 @@ pub(super) struct Begun {
     dead_since: Option<Instant>,
 }
 
-impl Engine {
-    /// Takes down what was made since the last time.
-    pub(crate) fn hear_made(&mut self) {
-        for made in self.shared.namespace.take_made() {
-            self.visibility.made.insert(made.directory, Begun { made, dead_since: None });
-        }
-        while self.visibility.made.len() > DIRECTORIES_MAX {
-            let (node, _) = self.visibility.made.pop_first().expect("there are more than may be");
-            self.visibility.timetable.forget(&Subject::Unwritten(node));
-        }
-    }
+/// Directories that a job made and has not written into.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Beginnings<'a> {
+    pub(crate) engine: &'a Engine,
+}
 
+impl<'a> Beginnings<'a> {
     /// The directories of checkpoints in which nothing is yet that Tier-3 has to know.
-    pub(crate) fn begun(&self, now: Instant) -> impl Iterator<Item = RelPath> + '_ {
-        let named =
-            self.visibility.made.iter().filter_map(|(node, begun)| Some((begun, self.begun_at(*node)?)));
+    pub(crate) fn begun(self, now: Instant) -> impl Iterator<Item = RelPath> {
+        let named = self
+            .engine
+            .visibility
+            .made
+            .iter()
+            .filter_map(move |(node, begun)| Some((begun, self.begun_at(*node)?)));
         let withheld = named.filter(move |(begun, found)| {
             found.forewords == 0 || self.why_undecided(begun, found, now).is_some()
         });
@@ -58,14 +57,14 @@ impl Engine {
 
     /// Why a file with which a save begins stays out of Tier-3, or one in flight beside it: who writes that lives, or it is not decided
     /// yet what becomes of it.
-    pub(crate) fn why_beginning_waits(&self, path: &RelPath, now: Instant) -> Option<String> {
-        if !Rules::is_foreword(path) && !self.ledger.rules().is_temporary(path) {
+    pub(crate) fn why_beginning_waits(self, path: &RelPath, now: Instant) -> Option<String> {
+        if !Rules::is_foreword(path) && !self.engine.ledger.rules().is_temporary(path) {
             return None;
         }
         std::iter::successors(path.parent(), RelPath::parent).find_map(|directory| {
-            self.ledger.rules().named_by_directory(&directory)?;
-            let node = self.shared.namespace.node_at(directory.as_bytes())?;
-            let begun = self.visibility.made.get(&node)?;
+            self.engine.ledger.rules().named_by_directory(&directory)?;
+            let node = self.engine.shared.namespace.node_at(directory.as_bytes())?;
+            let begun = self.engine.visibility.made.get(&node)?;
             self.why_undecided(begun, &self.unwritten(node)?, now)
         })
     }
@@ -73,17 +72,17 @@ impl Engine {
     /// See [`Self::why_beginning_waits`]. As of any checkpoint, what nothing was added to for long is taken as it is, and sooner where a
     /// flush waits.
     fn why_undecided(
-        &self,
+        self,
         begun: &Begun,
         found: &tidemark_namespace::Unwritten,
         now: Instant,
     ) -> Option<String> {
-        let idle_ns = if self.flushes.is_empty() { IDLE_NS } else { settle_ns(&self.shared) };
-        let quiet = self.shared.now_ns().saturating_sub(found.closed_ns) >= idle_ns;
+        let idle_ns = if self.engine.flushes.is_empty() { IDLE_NS } else { settle_ns(&self.engine.shared) };
+        let quiet = self.engine.shared.now_ns().saturating_sub(found.closed_ns) >= idle_ns;
         let process = begun.made.maker.tgid;
-        let lives = || is_alive(&self.shared.namespace, &begun.made.maker);
+        let lives = || is_alive(&self.engine.shared.namespace, &begun.made.maker);
         match begun.dead_since {
-            _ if self.never_shields() => None,
+            _ if self.engine.never_shields() => None,
             Some(since) if now.saturating_duration_since(since) >= DECIDED_WITHIN => None,
             None if lives() => (!quiet).then(|| {
                 format!("a save begins with it, and process {process} lives, which made its directory")
@@ -96,43 +95,56 @@ impl Engine {
 
     /// Whether it is decided within moments what becomes of what the dead began, and while the daemon ends also of what those who live
     /// did.
-    pub(crate) fn decides_about_begun(&self, now: Instant) -> bool {
-        self.visibility.made.iter().any(|(node, begun)| {
+    pub(crate) fn decides_about_begun(self, now: Instant) -> bool {
+        self.engine.visibility.made.iter().any(|(node, begun)| {
             let Some(found) = self.begun_at(*node) else { return false };
-            (self.draining || !is_alive(&self.shared.namespace, &begun.made.maker))
+            (self.engine.draining || !is_alive(&self.engine.shared.namespace, &begun.made.maker))
                 && self.why_undecided(begun, &found, now).is_some()
         })
     }
 
     /// Whether a program that lives began a save less than `gap_ns` ago, and wrote nothing into it yet that counts.
-    pub(crate) fn is_anything_begun(&self, gap_ns: i64) -> bool {
-        let now_ns = self.shared.now_ns();
-        self.visibility.made.iter().any(|(node, Begun { made, .. })| {
+    pub(crate) fn is_anything_begun(self, gap_ns: i64) -> bool {
+        let now_ns = self.engine.shared.now_ns();
+        self.engine.visibility.made.iter().any(|(node, Begun { made, .. })| {
             let is_new = |found: tidemark_namespace::Unwritten| {
                 now_ns.saturating_sub(found.closed_ns.max(made.at_ns)) < gap_ns
             };
-            self.begun_at(*node).is_some_and(is_new) && is_alive(&self.shared.namespace, &made.maker)
+            self.begun_at(*node).is_some_and(is_new) && is_alive(&self.engine.shared.namespace, &made.maker)
         })
     }
 
-    fn unwritten(&self, directory: u64) -> Option<tidemark_namespace::Unwritten> {
-        let rules = self.ledger.rules();
-        self.shared.namespace.unwritten(directory, |path| rules.is_temporary(path), Rules::is_foreword)
+    fn unwritten(self, directory: u64) -> Option<tidemark_namespace::Unwritten> {
+        let rules = self.engine.ledger.rules();
+        self.engine.shared.namespace.unwritten(directory, |path| rules.is_temporary(path), Rules::is_foreword)
     }
 
     /// The same of a directory with the name of a checkpoint.
-    fn begun_at(&self, directory: NodeId) -> Option<tidemark_namespace::Unwritten> {
+    fn begun_at(self, directory: NodeId) -> Option<tidemark_namespace::Unwritten> {
         let is_named = |found: &tidemark_namespace::Unwritten| {
-            self.ledger.rules().named_by_directory(&found.directories[0])
+            self.engine.ledger.rules().named_by_directory(&found.directories[0])
         };
         self.unwritten(directory).filter(|found| is_named(found).is_some())
+    }
+}
+
+impl Engine {
+    /// Takes down what was made since the last time.
+    pub(crate) fn hear_made(&mut self) {
+        for made in self.shared.namespace.take_made() {
+            self.visibility.made.insert(made.directory, Begun { made, dead_since: None });
+        }
+        while self.visibility.made.len() > DIRECTORIES_MAX {
+            let (node, _) = self.visibility.made.pop_first().expect("there are more than may be");
+            self.visibility.timetable.forget(&Subject::Unwritten(node));
+        }
     }
 
     /// Looks what has become of who made them.
     pub(crate) fn drop_unwritten(&mut self, now: Instant) {
         let nodes: Vec<u64> = self.visibility.made.keys().copied().collect();
         for node in nodes {
-            let Some(found) = self.unwritten(node) else {
+            let Some(found) = self.beginnings().unwritten(node) else {
                 self.forget_made(node);
                 continue;
             };
@@ -150,12 +162,12 @@ impl Engine {
                 // The kernel closes what a dead one had open within moments.
                 continue;
             }
-            let actor = self.actor(&maker, &id.run);
+            let actor = self.sessions().actor(&maker, &id.run);
             if actor == Actor::Ended {
                 // Its parent asks within moments, and a job may be started again in a second.
                 continue;
             }
-            let session = || self.session_of(&id.run, &[&maker], at_ns);
+            let session = || self.sessions().session_of(&id.run, &[&maker], at_ns);
             match shield::decide_unwritten(actor, session) {
                 Unwritten::Stays => self.unwritten_ends(node),
                 Unwritten::Waits { process } => {
@@ -163,7 +175,7 @@ impl Engine {
                 }
                 // Another may have written into it, and lives.
                 Unwritten::Goes { .. } if self.had_not_heard(is_of_run(&id.run)) => {}
-                Unwritten::Goes { .. } if found.forewords > 0 && !self.has_another(&id) => {
+                Unwritten::Goes { .. } if found.forewords > 0 && !self.fallbacks().has_another(&id) => {
                     // One may be about to settle.
                     self.visibility.timetable.ask_again(Subject::Unwritten(node), now, None);
                 }

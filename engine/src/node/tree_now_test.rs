@@ -1,4 +1,4 @@
-//! What a tree document says, of small trees; and when it is pending.
+//! What a tree document says, of small trees.
 
 use super::*;
 use crate::node::book::LooseBook;
@@ -34,21 +34,6 @@ fn tree(files: &[(&str, (FileId, SealNumber))], links: &[(&str, &str)]) -> TreeS
         hard_links: links.iter().map(link).collect(),
         ..TreeSnapshot::default()
     }
-}
-
-#[test]
-fn names_that_were_not_told_stay_pending_where_another_daemon_decides_and_are_not_waited_for() {
-    let (before, asked) = (Instant::now(), Instant::now() + Duration::from_secs(1));
-    let mut state = TreeState::new(1, Told::default());
-    state.clean_at = Some(before);
-    assert!(state.is_pending(asked) && state.may_come(asked, true, true));
-    assert!(state.may_come(asked, false, true), "it may be there already: it is looked at first");
-    assert!(!state.may_come(asked, false, false));
-    state.compared_at = Some(asked);
-    assert!(state.is_pending(asked) && !state.may_come(asked, false, true), "it differs");
-    assert!(state.may_come(asked, true, true), "it is written");
-    state.clean_at = Some(asked);
-    assert!(!state.is_pending(asked) && !state.may_come(asked, true, true));
 }
 
 /// What a version holds, and whether it is committed, settled, or a settled part.

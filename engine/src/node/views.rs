@@ -1,0 +1,110 @@
+//! Parts of the loop's state, borrowed for those who ask about one thing.
+//!
+//! Owns: which parts each view borrows. Does not own: what a view answers; each stands in the file that it is about.
+
+use crate::node::book::Books;
+use crate::node::damage::Damage;
+use crate::node::given_up::StillCounts;
+use crate::node::listing::Listing;
+use crate::node::pending::Saves;
+use crate::node::places::Places;
+use crate::node::problems::Health;
+use crate::node::recovery::Standings;
+use crate::node::retention::Retention;
+use crate::node::run::Engine;
+use crate::node::select::Choice;
+use crate::node::show::Showing;
+use crate::node::tiers::Tiers;
+use crate::node::tree_now::TreeNow;
+use crate::node::visibility::fallbacks::Fallbacks;
+use crate::node::visibility::sessions::Sessions;
+use crate::node::visibility::tree_names::TreeNames;
+use crate::node::visibility::unwritten::Beginnings;
+use crate::node::why::Reasons;
+
+impl Engine {
+    pub(crate) fn books(&self) -> Books<'_> {
+        Books { ledger: &self.ledger }
+    }
+
+    pub(crate) fn places(&self) -> Places<'_> {
+        Places { shared: &self.shared, ledger: &self.ledger }
+    }
+
+    pub(crate) fn tree_names(&self) -> TreeNames<'_> {
+        TreeNames { shared: &self.shared, ledger: &self.ledger }
+    }
+
+    pub(crate) fn choice(&self) -> Choice<'_> {
+        Choice { shared: &self.shared, ledger: &self.ledger, gc: &self.gc, visibility: &self.visibility }
+    }
+
+    pub(crate) fn sessions(&self) -> Sessions<'_> {
+        Sessions { shared: &self.shared, ledger: &self.ledger }
+    }
+
+    pub(crate) fn fallbacks(&self) -> Fallbacks<'_> {
+        Fallbacks { shared: &self.shared, ledger: &self.ledger, gc: &self.gc }
+    }
+
+    pub(crate) fn saves(&self) -> Saves<'_> {
+        Saves {
+            shared: &self.shared,
+            ledger: &self.ledger,
+            gc: &self.gc,
+            visibility: &self.visibility,
+            draining: self.draining,
+            grace_until: self.grace_until,
+        }
+    }
+
+    pub(crate) fn retention(&self) -> Retention<'_> {
+        Retention {
+            shared: &self.shared,
+            ledger: &self.ledger,
+            gc: &self.gc,
+            visibility: &self.visibility,
+            said_later: &self.said_later,
+        }
+    }
+
+    pub(crate) fn still_counts(&self) -> StillCounts<'_> {
+        StillCounts { shared: &self.shared, ledger: &self.ledger, gc: &self.gc }
+    }
+
+    pub(crate) fn listing(&self) -> Listing<'_> {
+        Listing { engine: self }
+    }
+
+    pub(crate) fn damage(&self) -> Damage<'_> {
+        Damage { engine: self }
+    }
+
+    pub(crate) fn showing(&self) -> Showing<'_> {
+        Showing { engine: self }
+    }
+
+    pub(crate) fn reasons(&self) -> Reasons<'_> {
+        Reasons { engine: self }
+    }
+
+    pub(crate) fn health(&self) -> Health<'_> {
+        Health { engine: self }
+    }
+
+    pub(crate) fn tiers_now(&self) -> Tiers<'_> {
+        Tiers { engine: self }
+    }
+
+    pub(crate) fn standings(&self) -> Standings<'_> {
+        Standings { engine: self }
+    }
+
+    pub(crate) fn tree_now(&self) -> TreeNow<'_> {
+        TreeNow { engine: self }
+    }
+
+    pub(crate) fn beginnings(&self) -> Beginnings<'_> {
+        Beginnings { engine: self }
+    }
+}
