@@ -70,7 +70,7 @@ impl Engine {
     /// Takes an event of a version, and does what follows.
     pub(crate) fn happens(&mut self, id: &CheckpointId, number: Number, event: CheckpointEvent) {
         let mut todo = Vec::new();
-        if let Err(illegal) = self.version_mut(id, number).checkpoint.step(event, &mut todo) {
+        if let Err(illegal) = self.ledger.version_mut(id, number).checkpoint.step(event, &mut todo) {
             tracing::error!(checkpoint = %format_args!("{}/{}", id.run, id.directory), %illegal, "a broken belief");
             debug_assert!(false, "{illegal}");
             return;
@@ -85,12 +85,12 @@ impl Engine {
         if lags(&version.checkpoint) {
             self.backlog.lagging.insert(entry);
         } else if self.backlog.lagging.remove(&entry) {
-            self.tree_looks_at_withheld();
+            self.tree.looks_at_withheld(&mut self.ledger);
         }
         for command in todo {
             match command {
                 CheckpointCommand::Enqueue => {
-                    self.version_mut(id, number).trouble = None;
+                    self.ledger.version_mut(id, number).trouble = None;
                     self.backlog.queue.push_back((id.clone(), number));
                 }
                 CheckpointCommand::Prepare => {
@@ -107,7 +107,7 @@ impl Engine {
                 CheckpointCommand::Pause => self.pause_version(id, number),
                 CheckpointCommand::Publish => self.publish(id, number),
                 CheckpointCommand::Release => {
-                    self.version_mut(id, number).attempt = None;
+                    self.ledger.version_mut(id, number).attempt = None;
                     let other = |of: &CheckpointId, at: &Number| (of, *at) != (id, number);
                     self.backlog.queue.retain(|(of, at)| other(of, at));
                     self.backlog.paused.retain(|(_, of, at)| other(of, at));
@@ -129,7 +129,7 @@ impl Engine {
 
     fn take_attempt(&mut self, id: &CheckpointId, number: Number) -> Box<Attempt> {
         self.backlog.in_flight += 1;
-        self.version_mut(id, number).attempt.take().expect("no other job has it, or it had no turn")
+        self.ledger.version_mut(id, number).attempt.take().expect("no other job has it, or it had no turn")
     }
 
     pub(crate) fn prepare_done(
@@ -150,7 +150,7 @@ impl Engine {
                 self.shared.metrics.prepare_versions.inc();
                 self.happens(id, number, CheckpointEvent::Prepared);
                 self.trackers_may_go(id);
-                self.tree_tells_more();
+                self.tree.tells_more(&mut self.ledger);
             }
             Err(error) => self.failed(id, number, &error),
         }
@@ -169,7 +169,7 @@ impl Engine {
                 self.tier3_away.ended(&Cause::Version(id.clone(), number));
                 self.nothing_in_the_way(id);
                 let epoch = self.shared.drain.epoch();
-                self.version_mut(id, number).committed = Some((Arc::new(*manifest), epoch));
+                self.ledger.version_mut(id, number).committed = Some((Arc::new(*manifest), epoch));
                 self.happens(id, number, CheckpointEvent::Committed);
                 // Before what is torn under the name goes, and with it the names of this one.
                 self.serve_arrival(id);
@@ -181,7 +181,7 @@ impl Engine {
 
     fn give_back(&mut self, id: &CheckpointId, number: Number, attempt: Box<Attempt>) {
         self.backlog.in_flight -= 1;
-        self.version_mut(id, number).attempt = Some(attempt);
+        self.ledger.version_mut(id, number).attempt = Some(attempt);
     }
 
     fn failed(&mut self, id: &CheckpointId, number: Number, error: &CommitError) {
@@ -195,7 +195,8 @@ impl Engine {
                 let now = Instant::now();
                 self.tier3_away.failed(Cause::InTheWay(id.clone()), now, why.clone());
                 self.shared.metrics.upload_failures.inc();
-                let attempt = self.version_mut(id, number).attempt.as_mut().expect("its job gave it back");
+                let attempt =
+                    self.ledger.version_mut(id, number).attempt.as_mut().expect("its job gave it back");
                 let stays = attempt.count_no_document() >= NO_DOCUMENT_TRIES;
                 let otherwise = CheckpointEvent::DecidedOtherwise { why: why.clone() };
                 (EventLevel::Warn, if stays { otherwise } else { CheckpointEvent::Interrupted })
@@ -228,7 +229,7 @@ impl Engine {
             CheckpointEvent::Spoiled { .. } => self.nothing_in_the_way(id),
             _ => {}
         }
-        self.version_mut(id, number).trouble = Some(why.clone());
+        self.ledger.version_mut(id, number).trouble = Some(why.clone());
         self.event(level, "not_committed", id, why);
         self.happens(id, number, event);
     }
@@ -250,12 +251,12 @@ impl Engine {
 
     /// Whether the next version of a checkpoint waits for what stood in the way of the last one.
     pub(crate) fn is_held_up(&self, id: &CheckpointId, now: Instant) -> bool {
-        self.ledger.books[id].in_the_way.waits(self.retry_longest(), now)
+        self.ledger.books[id].in_the_way.waits(self.flushes.retry_longest(), now)
     }
 
     fn pause_version(&mut self, id: &CheckpointId, number: Number) {
-        let longest = if self.fenced.is_some() { RETRY_LONGEST } else { self.retry_longest() };
-        let attempt = self.version_mut(id, number).attempt.as_mut().expect("its job gave it back");
+        let longest = if self.fenced.is_some() { RETRY_LONGEST } else { self.flushes.retry_longest() };
+        let attempt = self.ledger.version_mut(id, number).attempt.as_mut().expect("its job gave it back");
         let pause = retry_pause(attempt.count_failure(), longest);
         self.backlog.paused.insert((Instant::now() + pause, id.clone(), number));
     }
@@ -292,13 +293,13 @@ impl Engine {
         self.event(EventLevel::Info, "committed", id, what);
         self.gc.has_news();
         self.classify_run(&id.run);
-        self.tree_tells_more();
+        self.tree.tells_more(&mut self.ledger);
     }
 
     /// A committed version was given up: its number is used, and nothing else of it is left.
     pub(crate) fn forget_version(&mut self, id: &CheckpointId, number: Number, why: &str) {
         self.happens(id, number, CheckpointEvent::GivenUp { why: why.to_owned() });
-        let version = self.version_mut(id, number);
+        let version = self.ledger.version_mut(id, number);
         let committed = version.committed.take();
         version.contents.clear();
         let files = committed.iter().flat_map(|(manifest, _)| &manifest.files);
@@ -315,11 +316,6 @@ impl Engine {
         for number in alive.map(|(number, _)| *number).collect::<Vec<_>>() {
             self.happens(id, number, event.clone());
         }
-    }
-
-    fn version_mut(&mut self, id: &CheckpointId, number: Number) -> &mut VersionBook {
-        let book = self.ledger.books.get_mut(id).expect("a version is of a book, and books stay");
-        book.versions.get_mut(&number).expect("a version stays in its book")
     }
 
     /// Says which host copies of a run may give way, and in which order.

@@ -64,7 +64,7 @@ fn no_document(number: Number) -> CommitError {
 }
 
 fn goes_on(engine: &mut Engine) {
-    let checkpoint = &mut engine.version_mut(&checkpoint_id(), ONE).checkpoint;
+    let checkpoint = &mut engine.ledger.version_mut(&checkpoint_id(), ONE).checkpoint;
     for event in [CheckpointEvent::PauseOver, CheckpointEvent::TurnCame] {
         checkpoint.step(event, &mut Vec::new()).unwrap();
     }

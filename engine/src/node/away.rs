@@ -6,7 +6,9 @@
 //! A store that is full still takes small things, and one that refuses some keys takes others. If any success ended
 //! the problem it would come and go with each marker, and nobody could say since when it has lasted.
 
+use crate::node::book::Book;
 use crate::node::book::Number;
+use crate::node::ledger::Ledger;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use tidemark_protocol::path::RelPath;
@@ -57,6 +59,20 @@ impl Away {
     /// Since when, and why: of the cause that has lasted longest.
     pub(crate) fn longest(&self) -> Option<(Instant, &str)> {
         self.causes.values().min_by_key(|(since, _)| *since).map(|(since, why)| (*since, why.as_str()))
+    }
+
+    /// What was superseded, removed or given up is no reason to say that Tier-3 is away.
+    pub(crate) fn forget_settled(&mut self, ledger: &Ledger) {
+        let ledger = ledger;
+        self.retain(|cause| match cause {
+            Cause::Version(id, number) => {
+                let version = ledger.books.get(id).and_then(|book| book.versions.get(number));
+                version.is_some_and(|version| version.checkpoint.is_alive())
+            }
+            Cause::InTheWay(id) => ledger.books.get(id).is_some_and(Book::is_tried),
+            Cause::Loose(path) => ledger.loose.contains_key(path),
+            Cause::Tree | Cause::Retirement | Cause::TakingUp => true,
+        });
     }
 }
 

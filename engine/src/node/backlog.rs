@@ -3,9 +3,9 @@
 //! Owns: the sets that the loop looks at instead of every checkpoint, the lag, the checks between two events. Does not
 //! own: what moves a version (`advance`), what must be true (`protocol::invariants`).
 
-use crate::node::book::Number;
+use crate::node::book::{Books, Number};
 use crate::node::decide::run_of;
-use crate::node::run::Engine;
+use crate::node::ledger::Ledger;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 use tidemark_protocol::checkpoint::Checkpoint;
@@ -41,40 +41,22 @@ pub(crate) fn lags(checkpoint: &Checkpoint) -> bool {
     checkpoint.is_alive() && checkpoint.is_proven()
 }
 
-impl Engine {
-    /// The lag of one run, or of all. Costs what lags.
-    pub(crate) fn lag(&self, run: Option<&RunPath>) -> Lag {
-        let now_ns = self.shared.now_ns();
-        let mut lag = Lag::default();
-        for (id, number) in &self.backlog.lagging {
-            if run.is_some_and(|run| id.run != *run) {
-                continue;
-            }
-            let version = self.books().version(id, *number);
-            lag.versions += 1;
-            lag.bytes += version.bytes_left();
-            #[expect(clippy::cast_precision_loss, reason = "a duration for people")]
-            let seconds = (now_ns - version.record().completed_at_ns).max(0) as f64 / 1e9;
-            lag.seconds = lag.seconds.max(seconds);
-        }
-        lag
-    }
-
+impl Backlog {
     /// What must be true between two events, looked at now and then.
-    pub(crate) fn check_invariants(&mut self) {
-        self.backlog.steps += 1;
-        if self.backlog.steps < STEPS_PER_CHECK {
+    pub(crate) fn check_invariants(&mut self, ledger: &Ledger) {
+        self.steps += 1;
+        if self.steps < STEPS_PER_CHECK {
             return;
         }
-        self.backlog.steps = 0;
-        let runs: BTreeSet<_> = self.ledger.books.keys().map(|id| &id.run).collect();
+        self.steps = 0;
+        let runs: BTreeSet<_> = ledger.books.keys().map(|id| &id.run).collect();
         for run in runs {
-            let versions = run_of(&self.ledger, run);
+            let versions = run_of(ledger, run);
             assert_eq!(invariants::the_watermark_is_the_newest_committed_version(versions), Ok(()));
         }
-        for (id, book) in &self.ledger.books {
+        for (id, book) in &ledger.books {
             for (number, version) in &book.versions {
-                let lagging = self.backlog.lagging.contains(&(id.clone(), *number));
+                let lagging = self.lagging.contains(&(id.clone(), *number));
                 assert_eq!(lagging, lags(&version.checkpoint), "the backlog lost {:?}", version.checkpoint);
                 let kept = version.checkpoint.is_alive() && !version.checkpoint.is_running();
                 assert_eq!(
@@ -85,5 +67,22 @@ impl Engine {
                 );
             }
         }
+    }
+
+    /// The lag of one run, or of all. Costs what lags.
+    pub(crate) fn lag(&self, ledger: &Ledger, now_ns: i64, run: Option<&RunPath>) -> Lag {
+        let mut lag = Lag::default();
+        for (id, number) in &self.lagging {
+            if run.is_some_and(|run| id.run != *run) {
+                continue;
+            }
+            let version = Books { ledger }.version(id, *number);
+            lag.versions += 1;
+            lag.bytes += version.bytes_left();
+            #[expect(clippy::cast_precision_loss, reason = "a duration for people")]
+            let seconds = (now_ns - version.record().completed_at_ns).max(0) as f64 / 1e9;
+            lag.seconds = lag.seconds.max(seconds);
+        }
+        lag
     }
 }

@@ -6,7 +6,7 @@
 use crate::node::book::Book;
 use crate::node::loose::Lack;
 use crate::node::pending::Row;
-use crate::node::run::{Engine, Node};
+use crate::node::run::{Engine, Node, RETRY_LONGEST, RETRY_URGENT};
 use crate::node::select::is_inside;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -133,6 +133,17 @@ impl Flushes {
             self.waiting.remove(oldest);
         }
     }
+
+    /// When the end of the daemon waits no longer.
+    pub(crate) fn end_is_due(&self) -> Option<Instant> {
+        let ending = self.waiting.iter().filter(|waiter| waiter.waits == Waits::End);
+        ending.filter_map(|waiter| waiter.until).max()
+    }
+
+    /// The longest pause between two tries now.
+    pub(crate) fn retry_longest(&self) -> Duration {
+        if self.is_empty() { RETRY_LONGEST } else { RETRY_URGENT }
+    }
 }
 
 /// Whether `path` is `place` or lies below it.
@@ -217,12 +228,6 @@ impl Engine {
         self.ledger.books.values().any(|book| self.saves().saving(book).is_some())
             || self.ledger.files().any(in_flight)
             || self.beginnings().is_anything_begun(SAVE_GAP_NS)
-    }
-
-    /// When the end of the daemon waits no longer.
-    pub(crate) fn end_is_due(&self) -> Option<Instant> {
-        let ending = self.flushes.waiting.iter().filter(|waiter| waiter.waits == Waits::End);
-        ending.filter_map(|waiter| waiter.until).max()
     }
 
     /// Answers the flushes whose place is durable, or whose time is up.
@@ -335,7 +340,7 @@ impl Engine {
         let namespace = &self.shared.namespace;
         let given_up: Vec<_> =
             unfinished.map(|view| view.node).filter(|node| namespace.give_up(*node)).collect();
-        self.seal_as_they_are(&given_up);
+        self.ledger.seal_as_they_are(&given_up);
     }
 
     /// Everything at or below `place`, and the checkpoint in which it lies, that is not durable, and why. `asked`: when somebody asked last.
@@ -442,7 +447,7 @@ impl Node {
     }
 
     async fn lag_bytes(&self) -> Option<u64> {
-        self.ask(|engine| engine.lag(None).bytes).await
+        self.ask(|engine| engine.backlog.lag(&engine.ledger, engine.shared.now_ns(), None).bytes).await
     }
 
     /// The end of the daemon: seals, uploads and commits what can be, for at most `timeout`; answers what is not

@@ -184,6 +184,12 @@ impl Gc {
             None => Standing::Gone,
         }
     }
+
+    /// Somebody waits: what failed before is tried again at once.
+    pub(crate) fn collect_afresh(&mut self) {
+        self.waiting.clear();
+        self.next = Instant::now();
+    }
 }
 
 /// What retention says of one committed version.
@@ -256,7 +262,7 @@ impl Engine {
             Err(error) => format!("its names stay: {error}"),
         };
         tracing::error!(run = %id.run, checkpoint = %id.directory, %why, "a version is not given up");
-        let longest = self.retry_longest();
+        let longest = self.flushes.retry_longest();
         self.gc.failed(of, why, longest, now);
     }
 
@@ -303,16 +309,10 @@ impl Engine {
                     self.gc.begun.remove(&of);
                 }
                 self.tier3_away.failed(Cause::Retirement, now, why.clone());
-                let longest = self.retry_longest();
+                let longest = self.flushes.retry_longest();
                 self.gc.failed(of, why, longest, now);
             }
         }
-    }
-
-    /// Somebody waits: what failed before is tried again at once.
-    pub(crate) fn collect_afresh(&mut self) {
-        self.gc.waiting.clear();
-        self.gc.next = Instant::now();
     }
 
     /// Looks now, for somebody who waits. How many versions of those wanted are still to go, and why, where nothing more will
@@ -365,7 +365,7 @@ impl Engine {
             }
             return Err(kept);
         }
-        self.collect_afresh();
+        self.gc.collect_afresh();
         Ok(numbers)
     }
 }

@@ -10,6 +10,7 @@ use crate::node::Shared;
 use crate::node::book::{LooseBook, LooseStage};
 use crate::node::jobs::Done;
 use crate::node::keeping::ending;
+use crate::node::ledger::Ledger;
 use crate::node::recover::adopt_loose;
 use crate::node::run::{Engine, Node, retry_pause};
 use crate::node::select::Wanted;
@@ -111,36 +112,58 @@ impl Generations {
         self.waiting.insert(path.clone(), Waiting { until, tries: tries.saturating_add(1), why });
         self.due.insert(path, false);
     }
-}
 
-impl Engine {
     /// A further generation of a loose file arrived.
     pub(crate) fn collects(&mut self, path: &RelPath, generation: Generation) {
         if generation.0.is_multiple_of(LOOK_AFTER) {
-            self.generations.due.entry(path.clone()).or_insert(false);
+            self.due.entry(path.clone()).or_insert(false);
         }
     }
 
+    pub(crate) fn take_rows(&mut self) -> Vec<GcRow> {
+        let mut rows = std::mem::take(&mut self.rows);
+        rows.sort_by(|one, other| {
+            let key = |row: &GcRow| (row.checkpoint.path.clone(), row.checkpoint.version);
+            key(one).cmp(&key(other))
+        });
+        rows
+    }
+
+    pub(crate) fn removal_counts(&self, shared: &Shared, path: &RelPath, generation: Generation) -> bool {
+        let wished = self.wishes.get(path).is_some_and(|wished| *wished >= generation);
+        wished || shared.settings.retention.policy_of(&run_of(path)).honour_removals
+    }
+
+    /// A person asks: all that may have something to give up are looked at.
+    pub(crate) fn sift_all(&mut self, ledger: &Ledger, only_look: bool) {
+        self.rows.clear();
+        self.waiting.clear();
+        let many = ledger
+            .loose
+            .iter()
+            .filter(|(_, book)| book.generation.is_some_and(|generation| generation.0 >= LOOK_FROM));
+        let removed = ledger.removed_loose.keys();
+        let all: Vec<_> = many.map(|(path, _)| path).chain(removed).cloned().collect();
+        self.due.extend(all.into_iter().map(|path| (path, only_look)));
+    }
+}
+
+impl Engine {
     /// Tier-3 has further removals now. `before`: those that it had.
     pub(crate) fn removals_stand(&mut self, before: &BTreeMap<RelPath, Generation>) {
         for (path, generation) in &self.tree.told.loose {
             let is_new = before.get(path) != Some(generation);
             let was_open = || self.ledger.removed_loose.get(path).is_some_and(|book| book.read.is_some());
-            if is_new && (self.removal_counts(path, *generation) || was_open()) {
+            if is_new && (self.generations.removal_counts(&self.shared, path, *generation) || was_open()) {
                 self.generations.due.entry(path.clone()).or_insert(false);
             }
         }
     }
 
-    fn removal_counts(&self, path: &RelPath, generation: Generation) -> bool {
-        let wished = self.generations.wishes.get(path).is_some_and(|wished| *wished >= generation);
-        wished || self.shared.settings.retention.policy_of(&run_of(path)).honour_removals
-    }
-
     /// The last removal of a path that Tier-3 has.
     fn removal_of(&self, path: &RelPath) -> Option<loose::Removal> {
         let until = *self.tree.told.loose.get(path)?;
-        Some(loose::Removal { until, counts: self.removal_counts(path, until) })
+        Some(loose::Removal { until, counts: self.generations.removal_counts(&self.shared, path, until) })
     }
 
     /// The newest generation of a path that Tier-3 may have whole; none while nothing of it is known.
@@ -192,7 +215,7 @@ impl Engine {
                 if matches!(error, GiveUpError::Fenced { .. }) {
                     self.fenced = Some(why.clone());
                 }
-                let longest = self.retry_longest();
+                let longest = self.flushes.retry_longest();
                 self.generations.failed(path, why, longest, now);
             }
         }
@@ -234,20 +257,6 @@ impl Engine {
         leads.copies || leads.needs
     }
 
-    /// A person asks: all that may have something to give up are looked at.
-    fn sift_all(&mut self, only_look: bool) {
-        self.generations.rows.clear();
-        self.generations.waiting.clear();
-        let many = self
-            .ledger
-            .loose
-            .iter()
-            .filter(|(_, book)| book.generation.is_some_and(|generation| generation.0 >= LOOK_FROM));
-        let removed = self.ledger.removed_loose.keys();
-        let all: Vec<_> = many.map(|(path, _)| path).chain(removed).cloned().collect();
-        self.generations.due.extend(all.into_iter().map(|path| (path, only_look)));
-    }
-
     /// How many paths are still to be looked at, and why, where nothing more happens by itself soon.
     fn sift_left(&self) -> (u64, Option<String>) {
         let due = self.generations.due.len() as u64;
@@ -258,15 +267,6 @@ impl Engine {
             (stuck && !self.generations.running).then(|| waiting.why.clone())
         });
         (left, stuck.filter(|_| left > 0))
-    }
-
-    fn sift_rows(&mut self) -> Vec<GcRow> {
-        let mut rows = std::mem::take(&mut self.generations.rows);
-        rows.sort_by(|one, other| {
-            let key = |row: &GcRow| (row.checkpoint.path.clone(), row.checkpoint.version);
-            key(one).cmp(&key(other))
-        });
-        rows
     }
 }
 
@@ -393,11 +393,16 @@ impl Node {
     /// Looks at all loose files that may have generations to give up: a row for each generation, how many paths were left over, and
     /// why. Without `only_look` they are gone when this returns.
     pub(crate) async fn sift(&self, only_look: bool) -> Result<(Vec<GcRow>, u64, Option<String>), ApiError> {
-        self.ask(move |engine| engine.sift_all(only_look)).await.ok_or_else(ending)?;
+        self.ask(move |engine| engine.generations.sift_all(&engine.ledger, only_look))
+            .await
+            .ok_or_else(ending)?;
         loop {
             let (left, trouble) = self.ask(|engine| engine.sift_left()).await.ok_or_else(ending)?;
             if left == 0 || trouble.is_some() {
-                let rows = self.ask(Engine::sift_rows).await.ok_or_else(ending)?;
+                let rows = self
+                    .ask(|engine: &mut Engine| engine.generations.take_rows())
+                    .await
+                    .ok_or_else(ending)?;
                 return Ok((rows, left, trouble));
             }
             tokio::time::sleep(ASK_EVERY).await;

@@ -58,8 +58,8 @@ impl Node {
         let known = move |engine: &mut Engine| {
             (
                 engine.still_counts().counts(of, &asked),
-                engine.still_counts().is_held(of),
-                engine.still_counts().is_noted(of, &asked),
+                engine.shared.is_held(of),
+                engine.shared.is_noted(of, &asked),
             )
         };
         // A loop that has stopped notes nothing either.
@@ -91,6 +91,19 @@ impl Node {
     }
 }
 
+impl Shared {
+    /// Whether a file that has a name holds these very bytes.
+    pub(crate) fn is_held(&self, (file, seal): (FileId, SealNumber)) -> bool {
+        self.namespace.view_of(file).is_some_and(|view| view.sealed() == Some(seal))
+    }
+
+    /// Whether the tree shows these bytes by this very object.
+    fn is_noted(&self, (file, seal): (FileId, SealNumber), key: &str) -> bool {
+        let view = self.namespace.view_of(file).filter(|view| view.sealed() == Some(seal));
+        view.and_then(|view| view.object).is_some_and(|object| object.key == key)
+    }
+}
+
 /// Whether objects that a pass examined earlier are still referenced.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StillCounts<'a> {
@@ -103,9 +116,11 @@ impl<'a> StillCounts<'a> {
     /// Who counts on the object under this key, which should hold the bytes `of`. Costs a pass over the versions where others wrote it.
     pub(crate) fn counts(self, of: (FileId, SealNumber), key: &str) -> Counts {
         match key.parse::<Key>() {
-            Ok(Key::Data { version, .. }) if self.is_going(&version) && !self.is_noted(of, key) => Counts::No,
+            Ok(Key::Data { version, .. }) if self.is_going(&version) && !self.shared.is_noted(of, key) => {
+                Counts::No
+            }
             Ok(Key::Data { .. }) => Counts::Yes,
-            Ok(Key::Loose { .. } | Key::LooseParts { .. }) if self.is_held(of) => Counts::Yes,
+            Ok(Key::Loose { .. } | Key::LooseParts { .. }) if self.shared.is_held(of) => Counts::Yes,
             Ok(
                 Key::Loose { path: PathOrHash::Path(path), .. }
                 | Key::LooseParts { path: PathOrHash::Path(path), .. },
@@ -117,20 +132,9 @@ impl<'a> StillCounts<'a> {
                 let listed = || {
                     self.standing_manifests().flat_map(|manifest| &manifest.files).any(|file| file.key == key)
                 };
-                if self.is_held(of) || listed() { Counts::Yes } else { Counts::No }
+                if self.shared.is_held(of) || listed() { Counts::Yes } else { Counts::No }
             }
         }
-    }
-
-    /// Whether a file that has a name holds these very bytes.
-    pub(crate) fn is_held(self, (file, seal): (FileId, SealNumber)) -> bool {
-        self.shared.namespace.view_of(file).is_some_and(|view| view.sealed() == Some(seal))
-    }
-
-    /// Whether the tree shows these bytes by this very object.
-    fn is_noted(self, (file, seal): (FileId, SealNumber), key: &str) -> bool {
-        let view = self.shared.namespace.view_of(file).filter(|view| view.sealed() == Some(seal));
-        view.and_then(|view| view.object).is_some_and(|object| object.key == key)
     }
 
     /// Whether a version was given up, or its retirement may stand in Tier-3 already. Of one that is not known nobody can say so.
@@ -197,7 +201,7 @@ impl Engine {
         if bytes.is_empty() {
             return;
         }
-        bytes.retain(|of| !self.still_counts().is_held(*of));
+        bytes.retain(|of| !self.shared.is_held(*of));
         for file in self.still_counts().standing_manifests().flat_map(|manifest| &manifest.files) {
             bytes.remove(&(file.file, file.seal));
         }

@@ -145,7 +145,7 @@ impl Node {
         let all = rows.iter().filter(|row| row.given_up).count() as u64;
         let (mut left, mut trouble) = (all, None);
         if !dry_run {
-            self.ask(Engine::collect_afresh).await.ok_or_else(ending)?;
+            self.ask(|engine: &mut Engine| engine.gc.collect_afresh()).await.ok_or_else(ending)?;
             (left, trouble) = self.until_gone(None, all, tell).await?;
         }
         let (loose, loose_left, loose_trouble) = self.sift(dry_run).await?;

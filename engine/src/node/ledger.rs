@@ -10,7 +10,7 @@ mod carrier;
 #[path = "unkept.rs"]
 mod unkept;
 
-use crate::node::book::{Book, LooseBook};
+use crate::node::book::{Book, LooseBook, Number, VersionBook};
 use crate::node::copies::CopyCounts;
 use crate::node::due::Due;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -477,6 +477,16 @@ impl Ledger {
             .iter()
             .map(|scope| self.held_until(scope).unwrap_or(now).saturating_duration_since(now))
             .min()
+    }
+
+    pub(crate) fn version_mut(&mut self, id: &CheckpointId, number: Number) -> &mut VersionBook {
+        let book = self.books.get_mut(id).expect("a version is of a book, and books stay");
+        book.versions.get_mut(&number).expect("a version stays in its book")
+    }
+
+    pub(crate) fn seal_as_they_are(&mut self, nodes: &[NodeId]) {
+        self.as_they_are.extend(nodes);
+        self.unsealed.extend(nodes);
     }
 }
 

@@ -347,8 +347,8 @@ impl Engine {
                     self.ledger.loose_due.insert_at(path, at);
                 }
                 // What comes of it makes the path due as well.
-                Action::Fetch(node) if self.fetching.len() < FETCHES_AT_ONCE => {
-                    self.fetch(node);
+                Action::Fetch(node) if self.file_jobs.fetches() < FETCHES_AT_ONCE => {
+                    self.file_jobs.fetch(&self.shared, &mut self.jobs, node);
                     self.ledger.loose_due.insert_at(path, now + FETCH_AGAIN);
                 }
                 Action::Fetch(_) => self.ledger.loose_due.insert_at(path, now + TICK),
@@ -422,7 +422,7 @@ impl Engine {
         let LooseDone { path, of, generation, size_bytes, left, tries, took, result } = done;
         self.loose_in_flight -= 1;
         self.loose_in_flight_bytes -= size_bytes;
-        let longest = self.retry_longest();
+        let longest = self.flushes.retry_longest();
         let here = self.ledger.loose.contains_key(&path);
         let books = if here { &mut self.ledger.loose } else { &mut self.ledger.removed_loose };
         let Some(book) = books.get_mut(&path) else { return };
@@ -449,12 +449,12 @@ impl Engine {
                 if left != Left::Open {
                     self.note_loose_object(&path, of, object);
                 }
-                self.collects(&path, generation);
+                self.generations.collects(&path, generation);
                 let shows = self.shared.namespace.view_of(of.0).map(|view| view.attributes());
                 if shows.is_some_and(|shows| shows != sent) {
-                    self.tree_tells_more();
+                    self.tree.tells_more(&mut self.ledger);
                 }
-                self.tree_may_tell_more(of.0);
+                self.tree.may_tell_more(&mut self.ledger, of.0);
             }
             Err(error) => {
                 let why = error_text(&error);

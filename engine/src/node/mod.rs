@@ -18,7 +18,8 @@
 //! | `in_the_way` | how long a version waits for content of others in its place |
 //! | `backlog` | versions that are not at rest, the lag |
 //! | `loose` | files that belong to no checkpoint |
-//! | `apply` | what follows from the end of the other jobs |
+//! | `file_jobs` | hashing, judging and fetching single files |
+//! | `apply` | who is told of the end of a job |
 //! | `jobs` | the bodies of jobs |
 //! | `away` | what Tier-3 does not take |
 //! | `full` | tiers that fail saves |
@@ -61,6 +62,7 @@ mod decide;
 mod due;
 mod events;
 mod export;
+mod file_jobs;
 mod flush;
 mod full;
 mod gc;

@@ -62,7 +62,7 @@ impl<'a> Health<'a> {
         }
         if let Some((since, why)) = self.tier3_trouble() {
             let seconds = now.saturating_duration_since(since).as_secs();
-            let lag = self.engine.lag(None);
+            let lag = self.engine.backlog.lag(&self.engine.ledger, self.engine.shared.now_ns(), None);
             let what = format!(
                 "Tier-3 does not take what it is given for {seconds} s, {} bytes wait: {why}",
                 lag.bytes

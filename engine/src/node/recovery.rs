@@ -177,7 +177,7 @@ impl<'a> Standings<'a> {
             newest => newest,
         };
         let (recoverable, durable) = (newest.map(checkpoint_ref), durable.map(checkpoint_ref));
-        let lag = self.engine.lag(Some(run));
+        let lag = self.engine.backlog.lag(&self.engine.ledger, self.engine.shared.now_ns(), Some(run));
         RunStatus {
             run: run.to_string(),
             // What is not whole is never the latest (P1).

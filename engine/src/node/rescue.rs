@@ -18,7 +18,7 @@ use crate::node::run::Engine;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_namespace::{FileState, FileView, NodeId};
+use tidemark_namespace::{FileState, FileView};
 use tidemark_protocol::evidence::{PARTS, Told, Verdict};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{CheckpointId, Shape};
@@ -162,7 +162,7 @@ impl Engine {
         let is_directory = book.candidate.as_ref().is_some_and(|candidate| candidate.shape == Shape::Tree);
         let Some(Verdict::Open { again_at_ns: Some(at_ns), .. }) = verdict else { return false };
         let waits = Duration::from_nanos(at_ns.saturating_sub(now_ns).max(0).unsigned_abs());
-        let left = self.end_is_due().map(|at| at.saturating_duration_since(Instant::now()));
+        let left = self.flushes.end_is_due().map(|at| at.saturating_duration_since(Instant::now()));
         is_directory
             && decide::is_waiting_for_time(book, verdict, now_ns)
             && left.is_none_or(|left| waits <= left / 2)
@@ -174,11 +174,6 @@ impl Engine {
         let Some(candidate) = &book.candidate else { return };
         let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
         let cut = decide::left_cut(&self.shared, &self.ledger, &files);
-        self.seal_as_they_are(&cut);
-    }
-
-    pub(crate) fn seal_as_they_are(&mut self, nodes: &[NodeId]) {
-        self.ledger.as_they_are.extend(nodes);
-        self.ledger.unsealed.extend(nodes);
+        self.ledger.seal_as_they_are(&cut);
     }
 }

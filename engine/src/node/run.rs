@@ -5,9 +5,10 @@
 
 use crate::node::away::{Away, Cause};
 use crate::node::backlog::Backlog;
-use crate::node::book::{Book, is_damage};
+use crate::node::book::is_damage;
 use crate::node::decide::Action;
 use crate::node::due::Due;
+use crate::node::file_jobs::FileJobs;
 use crate::node::flush::Flushes;
 use crate::node::full::Full;
 use crate::node::gc::Gc;
@@ -24,10 +25,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tidemark_namespace::{NodeId, NotSealable, ROOT, SealTicket};
+use tidemark_namespace::{NodeId, ROOT};
 use tidemark_protocol::checkpoint::CheckpointEvent;
 use tidemark_protocol::evidence::{History, masked_names};
-use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{CheckpointId, Rules};
 use tidemark_protocol::replication::Priority;
@@ -38,16 +38,6 @@ use tokio::task::JoinSet;
 /// Questions that wait for the loop. Each comes from a request, which the server bounds; more only wait longer.
 pub const QUESTIONS_MAX: usize = 64;
 
-/// A file of this size is hashed by a job of its own, and a job of small files takes no more than that together: one
-/// chunk, some milliseconds.
-const SEAL_ALONE_BYTES: u64 = CHUNK_BYTES;
-
-/// Files judged at once beside those that are hashed: each may take some tens of milliseconds.
-const JUDGED_AT_ONCE: usize = 256;
-
-/// Small files hashed by one job: some milliseconds of opening and mapping.
-const SEAL_BATCH_FILES: usize = 256;
-
 /// How often the loop looks at what only time changes: settling, retries, mapped files.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
 
@@ -55,7 +45,7 @@ pub(crate) const TICK: Duration = Duration::from_millis(100);
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 pub(crate) const RETRY_LONGEST: Duration = Duration::from_secs(30);
 /// The longest pause while somebody waits for the result.
-const RETRY_URGENT: Duration = Duration::from_secs(1);
+pub(crate) const RETRY_URGENT: Duration = Duration::from_secs(1);
 
 /// The watcher hands on what changed at most this often: a burst of small files is one look, not one each, and the
 /// threads that answer the burst keep their CPUs. A seal begins so much later at most.
@@ -99,11 +89,7 @@ pub(crate) struct Engine {
     /// Books whose candidate is not covered by a version: looked at again as time passes.
     pub(crate) unsettled: BTreeSet<CheckpointId>,
     pub(crate) backlog: Backlog,
-    pub(crate) sealing: BTreeSet<NodeId>,
-    /// Files whose bytes are being asked what they say of themselves.
-    pub(crate) judging: BTreeSet<NodeId>,
-    pub(crate) seals_in_flight: usize,
-    pub(crate) fetching: BTreeSet<NodeId>,
+    pub(crate) file_jobs: FileJobs,
     /// Checkpoints of which other nodes are asked what they know, and with which contents they were whole when all had said it.
     hearing: BTreeMap<CheckpointId, Option<Contents>>,
     pub(crate) loose_in_flight: usize,
@@ -267,10 +253,7 @@ impl Engine {
             jobs: JoinSet::new(),
             unsettled: BTreeSet::new(),
             backlog: Backlog::default(),
-            sealing: BTreeSet::new(),
-            judging: BTreeSet::new(),
-            seals_in_flight: 0,
-            fetching: BTreeSet::new(),
+            file_jobs: FileJobs::default(),
             hearing: BTreeMap::new(),
             loose_in_flight: 0,
             loose_in_flight_bytes: 0,
@@ -347,7 +330,7 @@ impl Engine {
             self.ledger.seals_again();
             let _ = self.shared.namespace.take_removers();
         }
-        self.start_seals();
+        self.file_jobs.start_seals(&self.shared, &mut self.ledger, &mut self.jobs);
         self.start_scrub(now);
     }
 
@@ -366,10 +349,7 @@ impl Engine {
         let rules = self.ledger.rules().clone();
         let mut fresh = Self::new(Arc::clone(&self.shared), rules, recovered);
         fresh.jobs = std::mem::take(&mut self.jobs);
-        fresh.sealing = std::mem::take(&mut self.sealing);
-        fresh.seals_in_flight = self.seals_in_flight;
-        fresh.judging = std::mem::take(&mut self.judging);
-        fresh.fetching = std::mem::take(&mut self.fetching);
+        fresh.file_jobs = std::mem::take(&mut self.file_jobs);
         fresh.keep_words(self);
         // It is about bytes in memory and in Tier-3, and says nothing of what is committed there.
         std::mem::swap(&mut fresh.scrub, &mut self.scrub);
@@ -398,14 +378,14 @@ impl Engine {
             self.last_tick = now;
             self.end_grace(now);
             self.ledger.due.extend(self.unsettled.iter().cloned());
-            self.forget_causes();
+            self.tier3_away.forget_settled(&self.ledger);
             self.measure();
             self.watch_room(now);
             self.shared.namespace.forget_ended_writers();
             self.ledger.seals_again();
             self.look_at_visibility(now);
         }
-        self.start_seals();
+        self.file_jobs.start_seals(&self.shared, &mut self.ledger, &mut self.jobs);
         // Before Tier-3 is read nothing is decided with it; and what is heard would be forgotten with what is known now.
         if self.knows == Knows::All {
             self.hear_who_changed_names();
@@ -425,51 +405,8 @@ impl Engine {
         self.sift(now);
         self.answer_flushes(now);
         if cfg!(debug_assertions) {
-            self.check_invariants();
+            self.backlog.check_invariants(&self.ledger);
         }
-    }
-
-    /// Hashes closed files, one job for each core. Small files share a job: its start and its end cost more than they do.
-    fn start_seals(&mut self) {
-        let mut batch = Vec::new();
-        let mut batch_bytes = 0;
-        while self.seals_in_flight < self.shared.seal_threads {
-            let Some(node) = self.ledger.unsealed.pop_first() else { break };
-            if self.sealing.contains(&node) {
-                // It changed while it is hashed; the end of that puts it back.
-                continue;
-            }
-            let begun = if self.ledger.as_they_are.contains(&node) {
-                self.shared.namespace.begin_seal_as_it_is(node)
-            } else {
-                self.shared.namespace.begin_seal(node)
-            };
-            match begun {
-                Ok(ticket) if ticket.size_bytes >= SEAL_ALONE_BYTES => self.start_seal(vec![ticket]),
-                Ok(ticket) => {
-                    batch_bytes += ticket.size_bytes;
-                    batch.push(ticket);
-                    if batch.len() == SEAL_BATCH_FILES || batch_bytes >= SEAL_ALONE_BYTES {
-                        batch_bytes = 0;
-                        self.start_seal(std::mem::take(&mut batch));
-                    }
-                }
-                Err(NotSealable::Mapped | NotSealable::Busy | NotSealable::Unreadable) => {
-                    self.ledger.seals_later.insert(node);
-                }
-                // Its next change makes it dirty again.
-                Err(NotSealable::Open | NotSealable::Cut | NotSealable::Sealed | NotSealable::Gone) => {}
-            }
-        }
-        if !batch.is_empty() {
-            self.start_seal(batch);
-        }
-    }
-
-    fn start_seal(&mut self, tickets: Vec<SealTicket>) {
-        self.sealing.extend(tickets.iter().map(|ticket| ticket.node));
-        self.seals_in_flight += 1;
-        self.jobs.spawn(jobs::seal(Arc::clone(&self.shared), tickets));
     }
 
     pub(crate) fn look_at(&mut self, id: &CheckpointId) {
@@ -542,11 +479,11 @@ impl Engine {
                 // An index proved a cut file's exact size.
                 self.shared.namespace.accept_cut(node);
             }
-            Action::SealAsTheyAre(nodes) => self.seal_as_they_are(&nodes),
+            Action::SealAsTheyAre(nodes) => self.ledger.seal_as_they_are(&nodes),
             // What Tier-3 holds of it is not known yet, and it may be all of it.
             Action::Fetch(_) if self.knows == Knows::Names => {}
-            Action::Fetch(node) => self.fetch(node),
-            Action::Judge(nodes) => self.judge(nodes),
+            Action::Fetch(node) => self.file_jobs.fetch(&self.shared, &mut self.jobs, node),
+            Action::Judge(nodes) => self.file_jobs.judge(&self.shared, &mut self.jobs, nodes),
             // Looked at again with the next tick.
             Action::Start(_) if self.is_held_up(id, Instant::now()) => {
                 self.unsettled.insert(id.clone());
@@ -600,27 +537,6 @@ impl Engine {
         }
     }
 
-    pub(crate) fn fetch(&mut self, node: NodeId) {
-        if self.fetching.contains(&node) {
-            return;
-        }
-        if let Some(cold) = self.shared.namespace.cold(node) {
-            self.fetching.insert(node);
-            let path = jobs::path_text(&self.shared.namespace, node);
-            self.jobs.spawn(jobs::fetch_cold(Arc::clone(&self.shared), path, cold));
-        }
-    }
-
-    fn judge(&mut self, nodes: Vec<NodeId>) {
-        let left = JUDGED_AT_ONCE.saturating_sub(self.judging.len());
-        let asked = nodes.into_iter().filter(|node| !self.judging.contains(node)).take(left);
-        let tickets: Vec<_> = asked.filter_map(|node| self.shared.namespace.begin_judging(node)).collect();
-        if !tickets.is_empty() {
-            self.judging.extend(tickets.iter().map(|ticket| ticket.node));
-            self.jobs.spawn(jobs::judge(tickets));
-        }
-    }
-
     /// What the next version of the same session should look like.
     pub(crate) fn remember(&mut self, id: &CheckpointId) {
         let book = &self.ledger.books[id];
@@ -638,20 +554,6 @@ impl Engine {
         self.ledger.history.insert(id.run.clone(), history);
     }
 
-    /// What was superseded, removed or given up is no reason to say that Tier-3 is away.
-    fn forget_causes(&mut self) {
-        let ledger = &self.ledger;
-        self.tier3_away.retain(|cause| match cause {
-            Cause::Version(id, number) => {
-                let version = ledger.books.get(id).and_then(|book| book.versions.get(number));
-                version.is_some_and(|version| version.checkpoint.is_alive())
-            }
-            Cause::InTheWay(id) => ledger.books.get(id).is_some_and(Book::is_tried),
-            Cause::Loose(path) => ledger.loose.contains_key(path),
-            Cause::Tree | Cause::Retirement | Cause::TakingUp => true,
-        });
-    }
-
     fn measure(&self) {
         let usage = self.shared.tier1.usage();
         let gauge = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
@@ -663,7 +565,7 @@ impl Engine {
             metrics.spill_used_bytes.set(gauge(spill.used_bytes));
             metrics.spill_size_bytes.set(gauge(spill.size_bytes));
         }
-        let lag = self.lag(None);
+        let lag = self.backlog.lag(&self.ledger, self.shared.now_ns(), None);
         metrics.lag_versions.set(gauge(lag.versions));
         metrics.lag_bytes.set(gauge(lag.bytes));
         metrics.lag_seconds.set(lag.seconds);
@@ -673,11 +575,6 @@ impl Engine {
         let path = tidemark_protocol::key::checkpoint_path(&id.run, &id.directory);
         let path = path_text(&path);
         self.shared.events.add(self.shared.now_ns(), level, kind, Some(path), what);
-    }
-
-    /// The longest pause between two tries now.
-    pub(crate) fn retry_longest(&self) -> Duration {
-        if self.flushes.is_empty() { RETRY_LONGEST } else { RETRY_URGENT }
     }
 }
 

@@ -196,6 +196,88 @@ impl Scrub {
         let of = all.take_while(move |((other, at, _), _)| (*other, *at) == (file, seal));
         of.map(|((_, _, key), bad)| (key, bad))
     }
+
+    pub(crate) fn scrubbed(&mut self, shared: &Shared, scrubbed: &Scrubbed, now: Instant) {
+        self.running = false;
+        self.note_scrubbed(shared, scrubbed, now);
+    }
+
+    /// Says and remembers what a look at a host copy found.
+    pub(crate) fn note_scrubbed(&mut self, shared: &Shared, scrubbed: &Scrubbed, now: Instant) {
+        let of = (scrubbed.file, scrubbed.seal);
+        // Taken out first, so that one that is known has its place.
+        self.again.remove(&scrubbed.file);
+        if let Some(at) = look_again(&scrubbed.found, now)
+            && self.again.len() < AGAIN_MAX
+        {
+            self.again.insert(scrubbed.file, at);
+        }
+        let path = Some(scrubbed.path.clone());
+        match &scrubbed.found {
+            HostFound::Good => {
+                self.bad.remove(&of);
+            }
+            HostFound::Healed { bad, from } => {
+                self.bad.remove(&of);
+                let what = format!("{bad}; the host copy was replaced from {}", from.place());
+                tracing::warn!(path = %scrubbed.path, %bad, "a host copy was bad and has been replaced");
+                shared.events.add(shared.now_ns(), EventLevel::Warn, "repaired", path, what);
+            }
+            // Its last name went, or it was written to, while it was looked at: these bytes are nobody's.
+            HostFound::Bad { .. } if !shared.is_held(of) && !shared.is_open_or_copy(scrubbed.file) => {
+                self.again.remove(&scrubbed.file);
+                self.bad.remove(&of);
+            }
+            HostFound::Bad { bad, why } => {
+                let why = error_text(why);
+                let what = format!("{bad}; {why}");
+                let known = self.bad.insert(of, what.clone());
+                // It is looked at again and again: one thing is said once.
+                if known.as_ref() != Some(&what) {
+                    tracing::error!(path = %scrubbed.path, %bad, %why, "a host copy is bad");
+                    let at_ns = shared.now_ns();
+                    shared.events.add(at_ns, EventLevel::Error, "corrupt", path, what);
+                }
+            }
+            // It stays as it was known.
+            HostFound::Unseen(_) => {}
+        }
+    }
+
+    /// Remembers what a look at an object came to. `bad`: what is wrong with it.
+    pub(crate) fn note_object_checked(
+        &mut self,
+        shared: &Shared,
+        target: &Target,
+        object: &ObjectCopy,
+        bad: Option<&str>,
+    ) {
+        let of = (target.file, target.seal, object.key.clone());
+        let Some(what) = bad else {
+            self.bad_objects.remove(&of);
+            return;
+        };
+        let path = target.path.clone();
+        let known = self.bad_objects.contains_key(&of);
+        if known || self.bad_objects.len() < BAD_OBJECTS_MAX {
+            let found = BadObject { path: path.clone(), object: object.clone(), what: what.to_owned() };
+            self.bad_objects.insert(of, found);
+        }
+        if !known {
+            tracing::error!(%path, what, "an object of Tier-3 is bad, and was not written again");
+            let what = what.to_owned();
+            shared.events.add(shared.now_ns(), EventLevel::Error, "corrupt", Some(path), what);
+        }
+    }
+}
+
+impl Shared {
+    /// Whether a program has this file open, or it is a copy that is kept for another node. Costs a look at each copy.
+    fn is_open_or_copy(&self, file: FileId) -> bool {
+        let namespace = &self.namespace;
+        let view = namespace.node_of_file(file).and_then(|node| namespace.view_of_node(node));
+        view.is_some_and(|view| view.opens > 0) || namespace.copies().iter().any(|copy| copy.own == file)
+    }
 }
 
 impl Engine {
@@ -259,84 +341,6 @@ impl Engine {
             let (path, view) = self.ledger.node(view.node)?;
             target(path.to_string(), view)
         })
-    }
-
-    pub(crate) fn scrubbed(&mut self, scrubbed: &Scrubbed, now: Instant) {
-        self.scrub.running = false;
-        self.note_scrubbed(scrubbed, now);
-    }
-
-    /// Says and remembers what a look at a host copy found.
-    pub(crate) fn note_scrubbed(&mut self, scrubbed: &Scrubbed, now: Instant) {
-        let of = (scrubbed.file, scrubbed.seal);
-        // Taken out first, so that one that is known has its place.
-        self.scrub.again.remove(&scrubbed.file);
-        if let Some(at) = look_again(&scrubbed.found, now)
-            && self.scrub.again.len() < AGAIN_MAX
-        {
-            self.scrub.again.insert(scrubbed.file, at);
-        }
-        let path = Some(scrubbed.path.clone());
-        match &scrubbed.found {
-            HostFound::Good => {
-                self.scrub.bad.remove(&of);
-            }
-            HostFound::Healed { bad, from } => {
-                self.scrub.bad.remove(&of);
-                let what = format!("{bad}; the host copy was replaced from {}", from.place());
-                tracing::warn!(path = %scrubbed.path, %bad, "a host copy was bad and has been replaced");
-                self.shared.events.add(self.shared.now_ns(), EventLevel::Warn, "repaired", path, what);
-            }
-            // Its last name went, or it was written to, while it was looked at: these bytes are nobody's.
-            HostFound::Bad { .. }
-                if !self.still_counts().is_held(of) && !self.is_open_or_copy(scrubbed.file) =>
-            {
-                self.scrub.again.remove(&scrubbed.file);
-                self.scrub.bad.remove(&of);
-            }
-            HostFound::Bad { bad, why } => {
-                let why = error_text(why);
-                let what = format!("{bad}; {why}");
-                let known = self.scrub.bad.insert(of, what.clone());
-                // It is looked at again and again: one thing is said once.
-                if known.as_ref() != Some(&what) {
-                    tracing::error!(path = %scrubbed.path, %bad, %why, "a host copy is bad");
-                    let at_ns = self.shared.now_ns();
-                    self.shared.events.add(at_ns, EventLevel::Error, "corrupt", path, what);
-                }
-            }
-            // It stays as it was known.
-            HostFound::Unseen(_) => {}
-        }
-    }
-}
-
-impl Engine {
-    /// Whether a program has this file open, or it is a copy that is kept for another node. Costs a look at each copy.
-    fn is_open_or_copy(&self, file: FileId) -> bool {
-        let namespace = &self.shared.namespace;
-        let view = namespace.node_of_file(file).and_then(|node| namespace.view_of_node(node));
-        view.is_some_and(|view| view.opens > 0) || namespace.copies().iter().any(|copy| copy.own == file)
-    }
-
-    /// Remembers what a look at an object came to. `bad`: what is wrong with it.
-    pub(crate) fn note_object_checked(&mut self, target: &Target, object: &ObjectCopy, bad: Option<&str>) {
-        let of = (target.file, target.seal, object.key.clone());
-        let Some(what) = bad else {
-            self.scrub.bad_objects.remove(&of);
-            return;
-        };
-        let path = target.path.clone();
-        let known = self.scrub.bad_objects.contains_key(&of);
-        if known || self.scrub.bad_objects.len() < BAD_OBJECTS_MAX {
-            let found = BadObject { path: path.clone(), object: object.clone(), what: what.to_owned() };
-            self.scrub.bad_objects.insert(of, found);
-        }
-        if !known {
-            tracing::error!(%path, what, "an object of Tier-3 is bad, and was not written again");
-            let what = what.to_owned();
-            self.shared.events.add(self.shared.now_ns(), EventLevel::Error, "corrupt", Some(path), what);
-        }
     }
 }
 

@@ -87,7 +87,11 @@ impl<'a> Tiers<'a> {
             medium: store.describe(),
             files: copies.object_files,
             used_by: BTreeMap::new(),
-            queued_bytes: self.engine.lag(None).bytes,
+            queued_bytes: self
+                .engine
+                .backlog
+                .lag(&self.engine.ledger, self.engine.shared.now_ns(), None)
+                .bytes,
             fencing: Some(self.engine.shared.drain.fencing()),
             part_checksums: Some(self.engine.shared.drain.part_checksums()),
             marks: None,

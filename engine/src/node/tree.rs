@@ -10,6 +10,7 @@
 use crate::node::Shared;
 use crate::node::away::Cause;
 use crate::node::jobs::Done;
+use crate::node::ledger::Ledger;
 use crate::node::recover::Knows;
 use crate::node::removals::Told;
 use crate::node::run::Engine;
@@ -87,6 +88,42 @@ impl TreeState {
     /// Whether waiting may bring it there, or show that it is there. `writes`: this daemon may still write; `looks`: it may look.
     fn may_come(&self, since: Instant, writes: bool, looks: bool) -> bool {
         self.is_pending(since) && (writes || looks && self.compared_at.is_none_or(|at| at < since))
+    }
+
+    /// The number of the newest document of Tier-3, unless one is on its way.
+    pub(crate) fn in_tier3(&self) -> Option<u64> {
+        (self.number > 0 && !self.running).then_some(self.number)
+    }
+
+    /// The bytes of a file reached Tier-3, so that something need not be withheld any more.
+    pub(crate) fn may_tell_more(&mut self, ledger: &mut Ledger, file: FileId) {
+        if self.waits_for.contains(&file) {
+            self.tells_more(ledger);
+        } else if self.withheld {
+            // The document on its way says all that this file could add: a flush does not wait for another one.
+            ledger.tree_changed = true;
+            self.clean_at = None;
+        }
+    }
+
+    /// Looks again at everything that was withheld until something reached Tier-3.
+    pub(crate) fn looks_at_withheld(&mut self, ledger: &mut Ledger) {
+        if self.withheld {
+            self.tells_more(ledger);
+        }
+    }
+
+    /// Tier-3 holds something that may differ from what the tree shows: the last document does not say so.
+    pub(crate) fn tells_more(&mut self, ledger: &mut Ledger) {
+        ledger.tree_changed = true;
+        // The document that is on its way does not say so either.
+        (self.clean_at, self.looked_at) = (None, None);
+    }
+
+    /// Tier-3 lost the last document: what it said goes there as the next one.
+    pub(crate) fn write_again(&mut self, ledger: &mut Ledger) {
+        self.last = None;
+        self.tells_more(ledger);
     }
 }
 
@@ -197,42 +234,6 @@ impl Engine {
                 self.tree.retry_at = Some(now + Duration::from_secs(1));
             }
         }
-    }
-
-    /// The bytes of a file reached Tier-3, so that something need not be withheld any more.
-    pub(crate) fn tree_may_tell_more(&mut self, file: FileId) {
-        if self.tree.waits_for.contains(&file) {
-            self.tree_tells_more();
-        } else if self.tree.withheld {
-            // The document on its way says all that this file could add: a flush does not wait for another one.
-            self.ledger.tree_changed = true;
-            self.tree.clean_at = None;
-        }
-    }
-
-    /// Looks again at everything that was withheld until something reached Tier-3.
-    pub(crate) fn tree_looks_at_withheld(&mut self) {
-        if self.tree.withheld {
-            self.tree_tells_more();
-        }
-    }
-
-    /// Tier-3 holds something that may differ from what the tree shows: the last document does not say so.
-    pub(crate) fn tree_tells_more(&mut self) {
-        self.ledger.tree_changed = true;
-        // The document that is on its way does not say so either.
-        (self.tree.clean_at, self.tree.looked_at) = (None, None);
-    }
-
-    /// The number of the newest document of Tier-3, unless one is on its way.
-    pub(crate) fn tree_in_tier3(&self) -> Option<u64> {
-        (self.tree.number > 0 && !self.tree.running).then_some(self.tree.number)
-    }
-
-    /// Tier-3 lost the last document: what it said goes there as the next one.
-    pub(crate) fn write_tree_again(&mut self) {
-        self.tree.last = None;
-        self.tree_tells_more();
     }
 }
 

@@ -4,10 +4,11 @@
 //! reading another node's (`verify_peers`), the write itself (`save::again`), whether what was found counts yet (`given_up`).
 
 use crate::chunk::decode;
+use crate::node::Shared;
 use crate::node::answer::Listed;
 use crate::node::given_up::{Counts, Fate};
 use crate::node::run::{Engine, Node};
-use crate::node::scrub::{HostFound, Scrubbed, Target, Unseen, scrub};
+use crate::node::scrub::{HostFound, Scrub, Scrubbed, Target, Unseen, scrub};
 use crate::node::verify_peers::{PeerCopy, PeerProblem, check_peers, from_a_peer};
 use crate::node::verify_removed::add_stored;
 use crate::restore::fetch::FetchPlan;
@@ -64,7 +65,7 @@ fn not_checked(place: &[u8], unsealed: Vec<Unsealed>) -> Vec<Unrecoverable> {
 }
 
 /// What was found of one file.
-struct Found {
+pub(crate) struct Found {
     target: Target,
     /// Why the host copy was given up earlier.
     bad: Option<String>,
@@ -298,7 +299,7 @@ impl Node {
             let found = Found { target, bad: None, deep: false, host: None, objects, peers: Vec::new() };
             let noted = self.ask(move |engine| {
                 if let Some(found) = engine.what_counts(found) {
-                    engine.note_verified(&found);
+                    engine.scrub.note_verified(&engine.shared, &found);
                 }
                 engine.tier3_away.is_away()
             });
@@ -488,6 +489,45 @@ impl Node {
     }
 }
 
+impl Scrub {
+    /// Takes down what was found of a file.
+    pub(crate) fn note_verified(&mut self, shared: &Shared, found: &Found) {
+        if let Some(host) = &found.host {
+            self.note_scrubbed(shared, host, Instant::now());
+        }
+        let (target, namespace) = (&found.target, Arc::clone(&shared.namespace));
+        let mut stands = None;
+        for (object, result) in &found.objects {
+            match result {
+                ObjectFound::Good { .. } => {
+                    self.note_object_checked(shared, target, object, None);
+                    stands = stands.or(Some(object));
+                }
+                ObjectFound::Mended { what, from } => {
+                    self.note_object_checked(shared, target, object, None);
+                    stands = stands.or(Some(object));
+                    tracing::warn!(path = %target.path, what, from, "an object of Tier-3 was bad and has been written again");
+                    let what = format!("{what}; the object was written again from {from}");
+                    let (at, path) = (shared.now_ns(), Some(target.path.clone()));
+                    shared.events.add(at, EventLevel::Warn, "repaired", path, what);
+                }
+                ObjectFound::Bad(what) => self.note_object_checked(shared, target, object, Some(what)),
+                ObjectFound::Away(_) | ObjectFound::GivenUp => {}
+            }
+        }
+        let bad = found.objects.iter().any(|(_, result)| matches!(result, ObjectFound::Bad(_)));
+        match stands {
+            Some(object) if bad || !namespace.has_object(target.file, target.seal) => {
+                // False where the file has other bytes by now, or none of its names is in the tree.
+                let _ = namespace.note_object(target.file, target.seal, object.clone());
+            }
+            // A bad object is no copy: the host copy must not be reclaimed for its sake.
+            None if bad => namespace.forget_object(target.file, target.seal),
+            Some(_) | None => {}
+        }
+    }
+}
+
 impl Engine {
     /// The files of the tree at or below `place` that have no checksum yet.
     pub(crate) fn unsealed(&self, place: &[u8]) -> Vec<Unsealed> {
@@ -513,7 +553,7 @@ impl Engine {
             }
             None => {}
         }
-        self.note_verified(&found);
+        self.scrub.note_verified(&self.shared, &found);
         Some(found)
     }
 
@@ -536,44 +576,7 @@ impl Engine {
         // Another object may stand for it by now, which nobody looked at. A good host copy says enough.
         let host = found.host.as_ref().map(|host| &host.found);
         let is_good = matches!(host, Some(HostFound::Good | HostFound::Healed { .. }));
-        (self.still_counts().is_held(of) && (listed == 0 || is_good)).then_some(found)
-    }
-
-    /// Takes down what was found of a file.
-    fn note_verified(&mut self, found: &Found) {
-        if let Some(host) = &found.host {
-            self.note_scrubbed(host, Instant::now());
-        }
-        let (target, namespace) = (&found.target, Arc::clone(&self.shared.namespace));
-        let mut stands = None;
-        for (object, result) in &found.objects {
-            match result {
-                ObjectFound::Good { .. } => {
-                    self.note_object_checked(target, object, None);
-                    stands = stands.or(Some(object));
-                }
-                ObjectFound::Mended { what, from } => {
-                    self.note_object_checked(target, object, None);
-                    stands = stands.or(Some(object));
-                    tracing::warn!(path = %target.path, what, from, "an object of Tier-3 was bad and has been written again");
-                    let what = format!("{what}; the object was written again from {from}");
-                    let (at, path) = (self.shared.now_ns(), Some(target.path.clone()));
-                    self.shared.events.add(at, EventLevel::Warn, "repaired", path, what);
-                }
-                ObjectFound::Bad(what) => self.note_object_checked(target, object, Some(what)),
-                ObjectFound::Away(_) | ObjectFound::GivenUp => {}
-            }
-        }
-        let bad = found.objects.iter().any(|(_, result)| matches!(result, ObjectFound::Bad(_)));
-        match stands {
-            Some(object) if bad || !namespace.has_object(target.file, target.seal) => {
-                // False where the file has other bytes by now, or none of its names is in the tree.
-                let _ = namespace.note_object(target.file, target.seal, object.clone());
-            }
-            // A bad object is no copy: the host copy must not be reclaimed for its sake.
-            None if bad => namespace.forget_object(target.file, target.seal),
-            Some(_) | None => {}
-        }
+        (self.shared.is_held(of) && (listed == 0 || is_good)).then_some(found)
     }
 }
 

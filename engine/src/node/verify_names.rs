@@ -221,7 +221,7 @@ impl Engine {
             Some(Named::Loose { path: path.clone(), generation, of, sums })
         });
         // What could not be read at the start is not what this daemon knows.
-        let tree = self.tree_in_tier3().filter(|number| {
+        let tree = self.tree.in_tier3().filter(|number| {
             let key = Key::numbered(Series::Tree, *number).to_string();
             place.is_empty() && !self.passed_over.iter().any(|passed| passed.key == key)
         });
@@ -255,9 +255,9 @@ impl Engine {
     fn begin_again(&mut self, named: &Named) -> bool {
         match named {
             Named::Tree { number } => {
-                let stands = self.tree_in_tier3() == Some(*number);
+                let stands = self.tree.in_tier3() == Some(*number);
                 if stands {
-                    self.write_tree_again();
+                    self.tree.write_again(&mut self.ledger);
                 }
                 stands
             }
@@ -277,7 +277,7 @@ impl Engine {
 
     fn is_sent_again(&self, named: &Named) -> Again {
         match named {
-            Named::Tree { number } if self.tree_in_tier3().is_some_and(|stands| stands > *number) => {
+            Named::Tree { number } if self.tree.in_tier3().is_some_and(|stands| stands > *number) => {
                 Again::Done
             }
             Named::Tree { .. } => Again::Waits("it is on its way to Tier-3 again".to_owned()),

@@ -105,7 +105,7 @@ impl Engine {
             if view.host {
                 all &= self.mend(id, Wrong::Hidden(Named::of(id, step)), &path, &view, holds);
             } else {
-                self.fetch(view.node);
+                self.file_jobs.fetch(&self.shared, &mut self.jobs, view.node);
                 all = false;
             }
         }

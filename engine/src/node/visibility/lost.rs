@@ -120,7 +120,8 @@ impl Engine {
     }
 
     fn hide_version(&mut self, id: &CheckpointId, number: Number, why: &str) -> Result<(), FsError> {
-        let Some(candidate) = self.ledger.books[id].candidate.clone().filter(|_| !self.was_returned(id))
+        let Some(candidate) =
+            self.ledger.books[id].candidate.clone().filter(|_| !self.visibility.was_returned(id))
         else {
             return Ok(());
         };

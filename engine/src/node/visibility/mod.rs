@@ -29,6 +29,7 @@ mod tracker;
 pub(crate) mod tree_names;
 pub(crate) mod unwritten;
 
+use crate::node::Shared;
 use crate::node::book::Number;
 use crate::node::run::Engine;
 use on_its_way::OnItsWay;
@@ -42,7 +43,7 @@ use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId};
 use timetable::{Subject, Timetable};
-use unwritten::Begun;
+use unwritten::{Begun, DIRECTORIES_MAX};
 
 /// For so long a flush and the daemon's end wait for the decision about what the dead removed, and for one about what they began: what
 /// they wrote last is hashed and read by then.
@@ -128,6 +129,46 @@ impl Visibility {
     pub(crate) fn may_be_undone(&self, id: &CheckpointId) -> bool {
         self.noted.contains_key(id)
     }
+
+    pub(crate) fn end_owed(&mut self, id: &CheckpointId) {
+        self.owed.remove(id);
+        self.timetable.forget(&Subject::Owed(id.clone()));
+    }
+
+    pub(crate) fn forget_made(&mut self, node: NodeId) {
+        self.made.remove(&node);
+        self.timetable.forget(&Subject::Unwritten(node));
+    }
+
+    /// An administrator wants it to be seen.
+    pub(crate) fn was_returned(&self, id: &CheckpointId) -> bool {
+        self.returned.contains(id)
+    }
+
+    /// Takes down what was made since the last time.
+    pub(crate) fn hear_made(&mut self, shared: &Shared) {
+        for made in shared.namespace.take_made() {
+            self.made.insert(made.directory, Begun { made, dead_since: None });
+        }
+        while self.made.len() > DIRECTORIES_MAX {
+            let (node, _) = self.made.pop_first().expect("there are more than may be");
+            self.timetable.forget(&Subject::Unwritten(node));
+        }
+    }
+
+    /// A version is served under a name again: where another is on its way, it stands in for that.
+    pub(crate) fn note_stand_in(&mut self, id: &CheckpointId, number: Number) {
+        if let Some(on_its_way) = self.on_its_way.get_mut(id) {
+            on_its_way.meanwhile = Some(number);
+        }
+    }
+
+    /// A person removed it where it lay out of sight.
+    pub(crate) fn note_unwanted(&mut self, id: &CheckpointId, number: Number) {
+        if self.on_its_way.get(id).is_some_and(|on_its_way| on_its_way.number == number) {
+            self.on_its_way.remove(id);
+        }
+    }
 }
 
 impl Engine {
@@ -157,6 +198,6 @@ impl Engine {
     /// Takes down who removed and made what since the last time. Before the books are looked at.
     pub(crate) fn hear_who_changed_names(&mut self) {
         self.hear_removers();
-        self.hear_made();
+        self.visibility.hear_made(&self.shared);
     }
 }

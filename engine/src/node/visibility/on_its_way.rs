@@ -49,20 +49,6 @@ impl Engine {
         }
     }
 
-    /// A version is served under a name again: where another is on its way, it stands in for that.
-    pub(super) fn note_stand_in(&mut self, id: &CheckpointId, number: Number) {
-        if let Some(on_its_way) = self.visibility.on_its_way.get_mut(id) {
-            on_its_way.meanwhile = Some(number);
-        }
-    }
-
-    /// A person removed it where it lay out of sight.
-    pub(super) fn note_unwanted(&mut self, id: &CheckpointId, number: Number) {
-        if self.visibility.on_its_way.get(id).is_some_and(|on_its_way| on_its_way.number == number) {
-            self.visibility.on_its_way.remove(id);
-        }
-    }
-
     /// Serves what arrived since it went out of sight, and forgets what never will.
     pub(crate) fn serve_arrivals(&mut self) {
         for id in self.visibility.on_its_way.keys().cloned().collect::<Vec<_>>() {
@@ -121,6 +107,6 @@ impl Engine {
         self.visibility.on_its_way.remove(id);
         self.visibility.out_of_sight.remove(&(id.clone(), number));
         self.ledger.due.insert(id.clone());
-        self.tree_tells_more();
+        self.tree.tells_more(&mut self.ledger);
     }
 }

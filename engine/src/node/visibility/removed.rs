@@ -85,8 +85,8 @@ impl Engine {
         let gone: Vec<_> = self.visibility.out_of_sight.iter().filter(is_removed).cloned().collect();
         for of in gone {
             self.visibility.out_of_sight.remove(&of);
-            self.note_unwanted(&of.0, of.1);
-            self.tree_tells_more();
+            self.visibility.note_unwanted(&of.0, of.1);
+            self.tree.tells_more(&mut self.ledger);
         }
     }
 
@@ -227,7 +227,7 @@ impl Engine {
     fn comes_back(&mut self, id: &CheckpointId) {
         let noted = self.visibility.noted.get_mut(id).expect("it was there a moment ago");
         if !std::mem::replace(&mut noted.comes_back, true) {
-            self.tree_tells_more();
+            self.tree.tells_more(&mut self.ledger);
         }
     }
 
@@ -282,6 +282,6 @@ impl Engine {
     /// Whether a file is closed, and its bytes are being hashed or read.
     fn is_in_hand(&self, view: &FileView) -> bool {
         let waits = view.state == FileState::Closed && !self.ledger.unreadable.contains_key(&view.node);
-        waits || self.judging.contains(&view.node)
+        waits || self.file_jobs.is_judging(view.node)
     }
 }

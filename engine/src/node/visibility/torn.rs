@@ -39,7 +39,8 @@ impl Engine {
     /// Looks whether a torn checkpoint goes out of sight.
     pub(crate) fn shield(&mut self, id: &CheckpointId, now: Instant) {
         let subject = Subject::Torn(id.clone());
-        if self.shields_nothing() || self.visibility.rests(&subject, now) || self.was_returned(id) {
+        if self.shields_nothing() || self.visibility.rests(&subject, now) || self.visibility.was_returned(id)
+        {
             return;
         }
         let Some(candidate) = self.ledger.books[id].candidate.clone() else { return };
@@ -72,11 +73,6 @@ impl Engine {
             self.event(EventLevel::Warn, "torn_in_sight", id, format!("it stays where it is: {why}"));
         }
         self.visibility.in_sight.insert(id.clone(), InSight { why, lasts: process.is_none() });
-    }
-
-    /// An administrator wants it to be seen.
-    pub(crate) fn was_returned(&self, id: &CheckpointId) -> bool {
-        self.visibility.returned.contains(id)
     }
 
     pub(crate) fn hide_names(&self, candidate: &Candidate) -> Result<(), FsError> {
@@ -120,10 +116,10 @@ impl Engine {
             self.visibility.owed.insert(id.clone(), number);
             return;
         }
-        self.end_owed(id);
+        self.visibility.end_owed(id);
         self.visibility.out_of_sight.remove(&(id.clone(), number));
         let (files, back) = self.put_back(id, number);
-        self.note_stand_in(id, number);
+        self.visibility.note_stand_in(id, number);
         let what = format!("version {} is served under the name again, {back} of {files} files", number.1);
         self.event(EventLevel::Warn, "fallback", id, what);
     }
@@ -137,16 +133,11 @@ impl Engine {
             let book = &self.ledger.books[&id];
             let newest = book.committed().map(|(newest, _)| *newest);
             if newest != Some(number) || book.candidate.is_some() || self.draining {
-                self.end_owed(&id);
+                self.visibility.end_owed(&id);
             } else {
                 self.serve_again(&id, number);
             }
         }
-    }
-
-    fn end_owed(&mut self, id: &CheckpointId) {
-        self.visibility.owed.remove(id);
-        self.visibility.timetable.forget(&Subject::Owed(id.clone()));
     }
 
     /// Puts the names of a committed version into the tree; bytes come when they are opened. How many it has, and how many

@@ -135,7 +135,7 @@ impl Engine {
         let is_over = |(at_ns, _): (i64, &str)| at_ns <= self.shared.now_ns();
         let is_due = kept_from.and_then(Verdict::kept_from).is_some_and(is_over);
         let rests = self.visibility.rests(&subject, now);
-        if !is_due || rests || self.shields_nothing() || self.was_returned(id) {
+        if !is_due || rests || self.shields_nothing() || self.visibility.was_returned(id) {
             return;
         }
         let Some(candidate) = book.candidate.clone() else { return };

@@ -24,14 +24,14 @@ use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::shield::{self, Unwritten};
 
 /// Directories that are remembered, the latest.
-const DIRECTORIES_MAX: usize = 1024;
+pub(super) const DIRECTORIES_MAX: usize = 1024;
 
 /// A directory in which nothing was yet, when it was looked at last.
 #[derive(Debug)]
 pub(super) struct Begun {
-    made: Made,
+    pub(super) made: Made,
     /// Since when its maker does not live, as far as it was asked.
-    dead_since: Option<Instant>,
+    pub(super) dead_since: Option<Instant>,
 }
 
 /// Directories that a job made and has not written into.
@@ -129,23 +129,12 @@ impl<'a> Beginnings<'a> {
 }
 
 impl Engine {
-    /// Takes down what was made since the last time.
-    pub(crate) fn hear_made(&mut self) {
-        for made in self.shared.namespace.take_made() {
-            self.visibility.made.insert(made.directory, Begun { made, dead_since: None });
-        }
-        while self.visibility.made.len() > DIRECTORIES_MAX {
-            let (node, _) = self.visibility.made.pop_first().expect("there are more than may be");
-            self.visibility.timetable.forget(&Subject::Unwritten(node));
-        }
-    }
-
     /// Looks what has become of who made them.
     pub(crate) fn drop_unwritten(&mut self, now: Instant) {
         let nodes: Vec<u64> = self.visibility.made.keys().copied().collect();
         for node in nodes {
             let Some(found) = self.beginnings().unwritten(node) else {
-                self.forget_made(node);
+                self.visibility.forget_made(node);
                 continue;
             };
             let rests = self.visibility.rests(&Subject::Unwritten(node), now);
@@ -205,13 +194,8 @@ impl Engine {
     }
 
     fn unwritten_ends(&mut self, node: NodeId) {
-        self.forget_made(node);
+        self.visibility.forget_made(node);
         // A flush that waited for it waits for the tree without it, or with it.
-        self.tree_tells_more();
-    }
-
-    fn forget_made(&mut self, node: NodeId) {
-        self.visibility.made.remove(&node);
-        self.visibility.timetable.forget(&Subject::Unwritten(node));
+        self.tree.tells_more(&mut self.ledger);
     }
 }
