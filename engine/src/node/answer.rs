@@ -1,6 +1,7 @@
 //! Reports for people: what the loop knows, in the shapes of `protocol::report`.
 //!
-//! Owns: filling those shapes. Does not own: the shapes (protocol), what only the daemon knows (mount, addresses).
+//! Owns: the requests, and the helpers that several reports share. Does not own: the shapes (protocol), the rows (`inventory`, `show`,
+//! `recovery`), what only the daemon knows (mount, addresses).
 
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
@@ -78,7 +79,7 @@ pub(crate) fn checkpoint_ref(version: &checkpoint::Checkpoint) -> CheckpointRef 
 impl Node {
     /// Rows of `ls`, in order of run, timeline, step and path, the newest version of each first.
     pub async fn list(&self, place: Vec<u8>, all: bool) -> Option<Vec<Checkpoint>> {
-        self.ask(move |engine| engine.listing().list(&place, all)).await
+        self.ask(move |engine| engine.inventory().list(&place, all)).await
     }
 
     pub async fn standing(&self) -> Option<Standing> {
@@ -92,7 +93,7 @@ impl Node {
 
     /// Whether the tree has this name, or a checkpoint in the tree has it.
     pub async fn is_in_tree(&self, place: Vec<u8>) -> Option<bool> {
-        self.ask(move |engine| engine.places().is_in_tree(&place)).await
+        self.ask(move |engine| engine.by_path().is_in_tree(&place)).await
     }
 
     /// Whether a path means anything, also of what only `undelete` brings back.
@@ -102,7 +103,7 @@ impl Node {
 
     /// Whether there is anything at or below this path, in the tree or, of what the job removed, in Tier-3 alone.
     pub async fn is_known(&self, place: Vec<u8>) -> Option<bool> {
-        self.ask(move |engine| engine.places().is_known(&place)).await
+        self.ask(move |engine| engine.by_path().is_known(&place)).await
     }
 }
 
@@ -173,7 +174,7 @@ pub(crate) fn is_part_of_newer(book: &Book, number: Number, version: &VersionBoo
 
 impl Engine {
     fn commit_told(&mut self, path: &[u8]) -> Option<Commit> {
-        let id = self.places().find_at(path)?.id.clone();
+        let id = self.by_path().find_at(path)?.id.clone();
         let book = &self.ledger.books[&id];
         // Of bytes that are still being written nobody can say that they are whole.
         let present = self.ledger.present(book);
@@ -192,7 +193,7 @@ impl Engine {
             self.look_at(&id);
         }
         let book = &self.ledger.books[&id];
-        let row = self.listing().standing_row(book)?;
+        let row = self.inventory().standing_row(book)?;
         let checkpoint =
             CheckpointRef { timeline: row.timeline, step: row.step, version: row.version, path: row.path };
         Some(Commit { checkpoint, state: row.state, already })

@@ -37,7 +37,7 @@ impl Engine {
             b"copies" => {
                 let view = view?;
                 let places = [
-                    ("host", view.host && !self.damage().is_bad_host(&view)),
+                    ("host", view.host && !self.bad_copies().is_bad_host(&view)),
                     ("peer", self.is_at_peer(&view)),
                     ("object", view.object.is_some()),
                 ];
@@ -47,12 +47,12 @@ impl Engine {
             }
             b"checkpoint" => {
                 let path = self.shared.namespace.path_of(node)?;
-                Some(self.places().find_at(&path)?.path())
+                Some(self.by_path().find_at(&path)?.path())
             }
             b"state" => {
                 let path = self.shared.namespace.path_of(node)?;
-                let state = match self.places().find_at(&path) {
-                    Some(book) => self.listing().standing_row(book)?.state.word(),
+                let state = match self.by_path().find_at(&path) {
+                    Some(book) => self.inventory().standing_row(book)?.state.word(),
                     None => view.map(|_| "loose")?,
                 };
                 Some(state.as_bytes().to_vec())

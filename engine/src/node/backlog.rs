@@ -3,7 +3,7 @@
 //! Owns: the sets that the loop looks at instead of every checkpoint, the lag, the checks between two events. Does not
 //! own: what moves a version (`advance`), what must be true (`protocol::invariants`).
 
-use crate::node::book::{Books, Number};
+use crate::node::book::{BookLookup, Number};
 use crate::node::decide::run_of;
 use crate::node::ledger::Ledger;
 use std::collections::{BTreeSet, VecDeque};
@@ -76,7 +76,7 @@ impl Backlog {
             if run.is_some_and(|run| id.run != *run) {
                 continue;
             }
-            let version = Books { ledger }.version(id, *number);
+            let version = BookLookup { ledger }.version(id, *number);
             lag.versions += 1;
             lag.bytes += version.bytes_left();
             #[expect(clippy::cast_precision_loss, reason = "a duration for people")]

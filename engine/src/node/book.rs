@@ -338,11 +338,11 @@ pub(crate) enum LooseStage {
 }
 /// Lookups over the books of all checkpoints: one version, or the newest of a run.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Books<'a> {
+pub(crate) struct BookLookup<'a> {
     pub(crate) ledger: &'a Ledger,
 }
 
-impl<'a> Books<'a> {
+impl<'a> BookLookup<'a> {
     pub(crate) fn version(self, id: &CheckpointId, number: Number) -> &'a VersionBook {
         &self.ledger.books[id].versions[&number]
     }

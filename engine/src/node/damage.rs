@@ -36,11 +36,11 @@ impl Scrub {
 
 /// Copies that are known to be bad, and what depends on them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Damage<'a> {
+pub(crate) struct BadCopies<'a> {
     pub(crate) engine: &'a Engine,
 }
 
-impl<'a> Damage<'a> {
+impl<'a> BadCopies<'a> {
     /// Whether this node's memory is known to hold other bytes than were sealed.
     pub(crate) fn is_bad_host(self, view: &FileView) -> bool {
         view.sealed().is_some_and(|seal| self.engine.scrub.bad.contains_key(&(view.file, seal)))
@@ -75,7 +75,7 @@ impl<'a> Damage<'a> {
         if self.engine.scrub.bad_objects.is_empty() || !self.engine.may_write() {
             return Vec::new();
         }
-        let mut objects = self.engine.listing().targets_and_stored(place);
+        let mut objects = self.engine.inventory().targets_and_stored(place);
         objects.retain(|listed| !listed.suspects.is_empty());
         objects
     }
@@ -91,7 +91,7 @@ impl<'a> Damage<'a> {
         let books = self.engine.ledger.books.values();
         let stands: Vec<_> = books
             .filter_map(|book| Some((book, book.committed()?)))
-            .filter(|(book, (number, version))| !self.engine.choice().is_removed(book, **number, version))
+            .filter(|(book, (number, version))| !self.engine.selection().is_removed(book, **number, version))
             .collect();
         let in_tree = self.engine.ledger.files().filter(|(_, view)| view.object.is_none());
         let lacking: BTreeSet<_> =

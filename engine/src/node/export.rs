@@ -147,7 +147,7 @@ impl Engine {
         let none =
             |what: String| ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls --all` shows what there is");
         let book =
-            self.choice().find(wanted)?.ok_or_else(|| none("there is no such checkpoint".to_owned()))?;
+            self.selection().find(wanted)?.ok_or_else(|| none("there is no such checkpoint".to_owned()))?;
         let path = path_text(&book.path());
         let found = match number {
             None => book.committed().map(|(number, version)| (*number, version)),

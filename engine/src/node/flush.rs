@@ -190,7 +190,7 @@ impl Engine {
         let namespace = &self.shared.namespace;
         let mut views = namespace.views_below(place);
         let is_file = || namespace.node_at(place).is_some_and(|node| namespace.view(node).is_some());
-        let lies_in_one = || self.places().books_about(place).any(|book| !covers(place, &book.path()));
+        let lies_in_one = || self.by_path().books_about(place).any(|book| !covers(place, &book.path()));
         if let Ok(path) = RelPath::new(place)
             && (is_file() || lies_in_one())
         {
@@ -346,7 +346,7 @@ impl Engine {
     /// Everything at or below `place`, and the checkpoint in which it lies, that is not durable, and why. `asked`: when somebody asked last.
     fn pending(&self, place: &[u8], asked: Option<Instant>, now: Instant) -> Vec<Row> {
         let mut rows = Vec::new();
-        for book in self.places().books_about(place) {
+        for book in self.by_path().books_about(place) {
             rows.extend(self.saves().pending_book(book));
         }
         for (candidate, _) in self.sessions().torn() {
@@ -440,7 +440,7 @@ impl Node {
 
     /// Adds what is bad in Tier-3: waiting brings none of it.
     async fn with_damaged(&self, place: Vec<u8>, mut outcome: FlushOutcome) -> Option<FlushOutcome> {
-        let damaged = self.ask(move |engine| engine.damage().damaged(&place)).await?;
+        let damaged = self.ask(move |engine| engine.bad_copies().damaged(&place)).await?;
         outcome.pending.extend(damaged);
         outcome.pending.truncate(PENDING_MAX);
         Some(outcome)

@@ -1,7 +1,7 @@
 //! Gives up committed versions of Tier-3 that retention lets go of.
 //!
-//! Owns: what retention is asked about, the pins, which version is given up next (one at a time), and that its names go
-//! before its bytes. Does not own: the policy and P7 (`protocol::retention`), the order of the deletes (`save::commit`).
+//! Owns: the pins, which version is given up next (one at a time), and that its names go
+//! before its bytes. Does not own: which versions retention lets go of (`verdicts`), the order of the deletes (`save::commit`).
 //!
 //! A version that the tree shows is given up in two looks: first its names go, as if the job had removed them; its bytes
 //! go when nothing in the tree leads to them any more. A daemon that dies in between finds a version without names, and does not know

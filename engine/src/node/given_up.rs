@@ -9,10 +9,10 @@
 
 use crate::node::Shared;
 use crate::node::answer::{Listed, stored_target};
+use crate::node::by_path::ByPath;
 use crate::node::flush::covers;
 use crate::node::gc::Gc;
 use crate::node::ledger::Ledger;
-use crate::node::places::Places;
 use crate::node::run::{Engine, Node};
 use crate::restore::locate::read_retired;
 use std::collections::btree_map::Entry;
@@ -159,7 +159,7 @@ impl<'a> StillCounts<'a> {
         let mut stored: BTreeMap<_, Listed> = BTreeMap::new();
         let books = self.ledger.books.values().map(|book| (book, book.path()));
         for (book, path) in
-            books.filter(|(book, path)| covers(path, place) || self.places().is_about(place, book))
+            books.filter(|(book, path)| covers(path, place) || self.by_path().is_about(place, book))
         {
             // What is being given up may be gone in part.
             let stays = book.versions.iter().filter(|(number, _)| !self.gc.is_begun(&book.id, **number));
@@ -182,8 +182,8 @@ impl<'a> StillCounts<'a> {
         stored
     }
 
-    fn places(self) -> Places<'a> {
-        Places { shared: self.shared, ledger: self.ledger }
+    fn by_path(self) -> ByPath<'a> {
+        ByPath { shared: self.shared, ledger: self.ledger }
     }
 }
 

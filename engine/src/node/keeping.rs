@@ -76,8 +76,10 @@ impl Node {
     /// # Errors
     /// Nothing of it is committed, or several are meant; Tier-3 is away; the daemon is ending.
     pub async fn pin(&self, wanted: Wanted, pinned: bool, by: String) -> Result<Pin, ApiError> {
-        let chosen =
-            self.ask(move |engine| engine.choice().newest_committed(&wanted)).await.ok_or_else(ending)??;
+        let chosen = self
+            .ask(move |engine| engine.selection().newest_committed(&wanted))
+            .await
+            .ok_or_else(ending)??;
         let Chosen { id, number, version, reference } = chosen;
         let entry = (id, number);
         let series = Series::pins_of(&version);
@@ -170,7 +172,7 @@ impl Node {
             return Ok(removal);
         }
         let begun = self.ask(move |engine| {
-            let Chosen { id, .. } = engine.choice().newest_committed(&wanted)?;
+            let Chosen { id, .. } = engine.selection().newest_committed(&wanted)?;
             let path = engine.ledger.books[&id].path();
             let refused = |why: String| {
                 let what = format!("{} is not removed: {why}", path_text(&path));
@@ -225,7 +227,7 @@ impl Engine {
     /// # Errors
     /// Several are meant; some of the names stay, and why.
     fn forget_unreadable(&mut self, wanted: &Wanted) -> Result<Option<Vec<u8>>, ApiError> {
-        let found = self.choice().find(wanted)?.filter(|book| book.committed().is_none());
+        let found = self.selection().find(wanted)?.filter(|book| book.committed().is_none());
         let Some((book, (_, version))) = found.and_then(|book| Some((book, book.unreadable()?))) else {
             return Ok(None);
         };
@@ -256,7 +258,7 @@ impl Engine {
     fn undelete(&mut self, wanted: &Wanted) -> Result<Undelete, ApiError> {
         let refusal = |what: String, action: &str| ApiError::new(ErrorCode::Failed, what, action);
         let refused = |what, action| Err(refusal(what, action));
-        let named = self.choice().path_out_of_sight(wanted)?.map(Wanted::Path);
+        let named = self.selection().path_out_of_sight(wanted)?.map(Wanted::Path);
         if let Some(Wanted::Path(path)) = &named
             && let Some(shown) = self.show_torn(path)
         {
@@ -265,10 +267,10 @@ impl Engine {
             return Ok(Undelete { checkpoint: reference, files: files as u64 });
         }
         let Chosen { id, number, reference, .. } =
-            self.choice().newest_committed(named.as_ref().unwrap_or(wanted))?;
+            self.selection().newest_committed(named.as_ref().unwrap_or(wanted))?;
         let path = self.ledger.books[&id].path();
         let book = &self.ledger.books[&id];
-        let sight = self.choice().sight_of(book, number, self.books().version(&id, number));
+        let sight = self.selection().sight_of(book, number, self.books().version(&id, number));
         let has_name = self.shared.namespace.node_at(&path).is_some() || book.candidate.is_some();
         if has_name && !matches!(sight, Sight::InPart { .. }) {
             let what = format!("{} is in the tree", path_text(&path));

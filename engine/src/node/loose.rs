@@ -318,12 +318,12 @@ impl Engine {
     pub(crate) fn standing_of_loose(&self, path: &RelPath, view: &FileView) -> (u64, bool) {
         if !may_change(view) {
             // Of the bytes that it has now, under whichever of its names they went there.
-            return (self.listing().size_now(view), view.sealed().is_some() && view.object.is_some());
+            return (self.inventory().size_now(view), view.sealed().is_some() && view.object.is_some());
         }
         let reach = self.shared.namespace.reach(view.node);
         let book = self.ledger.loose.get(path);
         let there = book.is_some_and(|book| !book.lacks_what_stands(view.node, || reach));
-        (reach.map_or_else(|| self.listing().size_now(view), |reach| reach.size_bytes), there)
+        (reach.map_or_else(|| self.inventory().size_now(view), |reach| reach.size_bytes), there)
     }
 
     /// Looks at the loose files that are due, as far as there is room for what comes of it.

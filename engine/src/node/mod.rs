@@ -33,7 +33,7 @@
 //! | `removals`, `replaced` | which removals Tier-3 knows of; what replaces what was removed |
 //! | `scrub`, `verify`, `verify_names`, `verify_removed`, `verify_peers` | looking at bytes at rest, and healing them |
 //! | `damage` | what copies that are known to be bad count for |
-//! | `retention`, `gc` | which committed versions are retired, and retiring them |
+//! | `verdicts`, `gc` | which committed versions are retired, and retiring them |
 //! | `given_up` | whether what was looked at still counts |
 //! | `generations` | which generations of loose files are given up |
 //! | `export` | a version written out of the mount |
@@ -43,8 +43,8 @@
 //! | `keeping` | pins, and what people remove and bring back |
 //! | `visibility` | what a job sees that comes back |
 //! | `proof` | looking at what commits rest on |
-//! | `answer`, `listing`, `show`, `why`, `tiers`, `problems`, `recovery` | reports for people |
-//! | `select`, `places` | which checkpoint a person means; which lie at a path |
+//! | `answer`, `inventory`, `show`, `why`, `tiers`, `problems`, `recovery` | reports for people |
+//! | `select`, `by_path` | which checkpoint a person means; which lie at a path |
 //! | `attributes` | `user.tidemark.*` |
 //! | `events` | what happened lately |
 
@@ -56,6 +56,7 @@ mod attributes;
 mod away;
 mod backlog;
 mod book;
+mod by_path;
 mod copies;
 mod damage;
 mod decide;
@@ -71,17 +72,16 @@ mod given_up;
 mod import;
 mod in_the_way;
 mod indices;
+mod inventory;
 mod jobs;
 mod keeping;
 mod ledger;
 mod links;
-mod listing;
 mod loose;
 mod metric;
 mod names;
 mod pace;
 mod pending;
-mod places;
 mod prefetch;
 mod pressure;
 mod problems;
@@ -91,7 +91,6 @@ mod recovery;
 mod removals;
 mod replaced;
 mod rescue;
-mod retention;
 mod run;
 #[cfg(test)]
 mod schedule;
@@ -103,6 +102,7 @@ mod tiers;
 mod tree;
 mod tree_now;
 mod unsaved;
+mod verdicts;
 mod verify;
 mod verify_names;
 mod verify_peers;

@@ -4,7 +4,7 @@
 //! counts as complete (protocol).
 
 use crate::node::Shared;
-use crate::node::book::{Book, Books, VersionBook};
+use crate::node::book::{Book, BookLookup, VersionBook};
 use crate::node::decide::{self};
 use crate::node::flush::SAVE_GAP_NS;
 use crate::node::gc::Gc;
@@ -292,8 +292,8 @@ impl<'a> Saves<'a> {
         if book.is_prepared() || ended() { None } else { self.comes(book) }
     }
 
-    fn books(self) -> Books<'a> {
-        Books { ledger: self.ledger }
+    fn books(self) -> BookLookup<'a> {
+        BookLookup { ledger: self.ledger }
     }
 
     fn fallbacks(self) -> Fallbacks<'a> {

@@ -49,7 +49,7 @@ impl Node {
         wait: bool,
         progress: impl Fn(Progress),
     ) -> Option<Prefetch> {
-        let asked = self.ask(move |engine| (engine.listing().targets(&place), engine.unsealed(&place)));
+        let asked = self.ask(move |engine| (engine.inventory().targets(&place), engine.unsealed(&place)));
         let (targets, unsealed) = asked.await?;
         let mut wanted: Vec<_> = targets
             .into_iter()

@@ -31,11 +31,11 @@ const fn way_out(waits: bool, stored: bool) -> &'static str {
 
 /// The problems of this node, as `status` and `doctor` name them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Health<'a> {
+pub(crate) struct NodeHealth<'a> {
     pub(crate) engine: &'a Engine,
 }
 
-impl<'a> Health<'a> {
+impl<'a> NodeHealth<'a> {
     /// Why nothing is written to Tier-3, where this node is to decide over it; none where it may be.
     pub(crate) fn writes_nothing(self) -> Option<String> {
         if self.engine.may_write() || self.engine.fenced.is_none() && self.engine.knows == Knows::Nothing {
@@ -76,7 +76,7 @@ impl<'a> Health<'a> {
         for (what, action) in self.bad_host_copies() {
             add(ProblemCode::HostCorrupt, what, action);
         }
-        for (path, why) in self.engine.choice().lost_checkpoints() {
+        for (path, why) in self.engine.selection().lost_checkpoints() {
             add(
                 ProblemCode::Lost,
                 format!("{path} cannot be read whole: {why}"),

@@ -62,7 +62,7 @@ impl Node {
     ) -> Option<()> {
         let (committed, unreadable) = self
             .ask(move |engine| {
-                (engine.places().committed_below(&place), engine.choice().unreadable_below(&place))
+                (engine.by_path().committed_below(&place), engine.selection().unreadable_below(&place))
             })
             .await?;
         verify.broken.extend(unreadable);

@@ -1,4 +1,4 @@
-//! `ckptctl recover --plan`: what a job of each run comes back to.
+//! Runs and the checkpoints that their jobs resume from, for `ckptctl recover --plan` and `status`.
 //!
 //! Owns: what is asked about each version, and which of its names are in the tree. Does not own: the choice (`protocol::recovery`), which
 //! files have no good copy (`visibility::lost`).
@@ -45,7 +45,7 @@ pub(crate) struct Standings<'a> {
 impl<'a> Standings<'a> {
     fn recovery(self, place: &[u8]) -> Recovery {
         let mut runs: BTreeMap<&RunPath, OfRun<'_>> = BTreeMap::new();
-        for book in self.engine.places().books_about(place) {
+        for book in self.engine.by_path().books_about(place) {
             self.add_versions(book, runs.entry(&book.id.run).or_default());
         }
         let is_one = |known: &Known<'_>| known.version.checkpoint.failure().is_none();
@@ -63,7 +63,7 @@ impl<'a> Standings<'a> {
             if !checkpoint.is_committed() && !checkpoint.is_alive() && !is_reason {
                 continue;
             }
-            if self.engine.choice().is_removed(book, *number, version) {
+            if self.engine.selection().is_removed(book, *number, version) {
                 run.removed += 1;
                 continue;
             }
@@ -71,7 +71,7 @@ impl<'a> Standings<'a> {
             if self.engine.tree_names().successor(book, version).is_some() {
                 return;
             }
-            let sight = self.engine.choice().sight_of(book, *number, version);
+            let sight = self.engine.selection().sight_of(book, *number, version);
             if is_saved_over && sight != Sight::All {
                 continue;
             }
@@ -101,7 +101,7 @@ impl<'a> Standings<'a> {
         let row = |choice: Choice| {
             let Known { book, number, version, .. } = &versions[choice.index];
             RecoveryRow {
-                checkpoint: self.engine.listing().version_row(book, *number, version),
+                checkpoint: self.engine.inventory().version_row(book, *number, version),
                 standpoint: choice.standpoint,
                 reason: choice.reason,
                 removed_in_part: choice.removed_in_part,
@@ -167,13 +167,13 @@ impl<'a> Standings<'a> {
     fn run_status(self, run: &RunPath) -> RunStatus {
         let watermark = self.engine.books().watermark(run).map(checkpoint_ref);
         // Whole in this node's memory, or committed: what a restart of the job would load.
-        let newest = self.engine.choice().newest_in_sight(run, |_| true);
-        let damaged = self.engine.damage().damaged_versions(run);
+        let newest = self.engine.selection().newest_in_sight(run, |_| true);
+        let damaged = self.engine.bad_copies().damaged_versions(run);
         let is_durable = |found: &checkpoint::Checkpoint| {
             found.is_committed() && !damaged.contains(&found.record().version)
         };
         let durable = match newest {
-            Some(newest) if !is_durable(newest) => self.engine.choice().newest_in_sight(run, is_durable),
+            Some(newest) if !is_durable(newest) => self.engine.selection().newest_in_sight(run, is_durable),
             newest => newest,
         };
         let (recoverable, durable) = (newest.map(checkpoint_ref), durable.map(checkpoint_ref));

@@ -429,7 +429,7 @@ impl Engine {
         let book = &self.ledger.books[id];
         let told = self
             .flushes
-            .told(|place| self.places().is_about(place, book), || self.places().last_closed_ns(book));
+            .told(|place| self.by_path().is_about(place, book), || self.by_path().last_closed_ns(book));
         let told = told.max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
         if matches!(outcome.action, Action::None)

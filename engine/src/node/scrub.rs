@@ -283,7 +283,7 @@ impl Shared {
 impl Engine {
     /// Remembers what a `verify` of `place` left as it is.
     pub(crate) fn note_unmended(&mut self, place: &[u8], found: Vec<BrokenInvariant>) {
-        let around = self.places().books_about(place).map(Book::path).filter(|path| !covers(place, path));
+        let around = self.by_path().books_about(place).map(Book::path).filter(|path| !covers(place, path));
         let around: BTreeSet<String> = around.map(|path| path_text(&path)).collect();
         let place = path_text(place);
         let looked_at = |path: &str| covers(place.as_bytes(), path.as_bytes()) || around.contains(path);

@@ -6,12 +6,12 @@
 
 use crate::node::Shared;
 use crate::node::answer::{checkpoint_ref, unreadable};
-use crate::node::book::{Book, Books, Number, VersionBook};
+use crate::node::book::{Book, BookLookup, Number, VersionBook};
+use crate::node::by_path::ByPath;
 use crate::node::flush::covers;
 use crate::node::gc::Gc;
 use crate::node::keeping::Chosen;
 use crate::node::ledger::Ledger;
-use crate::node::places::Places;
 use crate::node::run::Node;
 use crate::node::visibility::Visibility;
 use crate::node::visibility::sessions::Sessions;
@@ -50,13 +50,13 @@ impl Node {
     /// # Errors
     /// `wanted` names several.
     pub async fn path_of(&self, wanted: Wanted) -> Option<Result<Option<Vec<u8>>, ApiError>> {
-        self.ask(move |engine| engine.choice().find(&wanted).map(|found| found.map(Book::path))).await
+        self.ask(move |engine| engine.selection().find(&wanted).map(|found| found.map(Book::path))).await
     }
 
     /// The path of what was whole last, of what the jobs of all runs would load now. The outer `None`: the loop has stopped; the inner
     /// one: no job would load anything.
     pub async fn whole_last(&self) -> Option<Option<Vec<u8>>> {
-        self.ask(|engine| engine.choice().whole_last().map(Book::path)).await
+        self.ask(|engine| engine.selection().whole_last().map(Book::path)).await
     }
 }
 
@@ -122,21 +122,21 @@ pub(crate) fn is_inside<'a>(top: &[u8], place: &[u8], mut files: impl Iterator<I
 
 /// Selects the checkpoint that a job would load, or that a person names.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Choice<'a> {
+pub(crate) struct Selection<'a> {
     pub(crate) shared: &'a Arc<Shared>,
     pub(crate) ledger: &'a Ledger,
     pub(crate) gc: &'a Gc,
     pub(crate) visibility: &'a Visibility,
 }
 
-impl<'a> Choice<'a> {
+impl<'a> Selection<'a> {
     /// The checkpoint that `wanted` names; `None`: there is none. Costs a pass over the books.
     ///
     /// # Errors
     /// `wanted` names several. What is chosen may be removed for good, so nothing is chosen by chance.
     pub(crate) fn find(self, wanted: &'a Wanted) -> Result<Option<&'a Book>, ApiError> {
         match wanted {
-            Wanted::Path(path) => Ok(self.places().find_at(path)),
+            Wanted::Path(path) => Ok(self.by_path().find_at(path)),
             Wanted::Step { run, step } => {
                 let found: Vec<_> = self.books().at_step(run.as_deref(), *step).collect();
                 let all: Vec<_> = found
@@ -291,7 +291,7 @@ impl<'a> Choice<'a> {
 
     /// Versions of which the start could not read the marker or the manifest.
     pub(crate) fn unreadable_below(self, place: &[u8]) -> Vec<BrokenInvariant> {
-        let found = self.places().books_about(place).flat_map(|book| {
+        let found = self.by_path().books_about(place).flat_map(|book| {
             let there = book.versions.iter().filter(|(number, version)| !self.is_removed(book, **number, version));
             let whys = there.filter_map(|(_, version)| version.checkpoint.why_unreadable());
             whys.map(|why| BrokenInvariant {
@@ -319,12 +319,12 @@ impl<'a> Choice<'a> {
         Sight::Missing
     }
 
-    fn books(self) -> Books<'a> {
-        Books { ledger: self.ledger }
+    fn books(self) -> BookLookup<'a> {
+        BookLookup { ledger: self.ledger }
     }
 
-    fn places(self) -> Places<'a> {
-        Places { shared: self.shared, ledger: self.ledger }
+    fn by_path(self) -> ByPath<'a> {
+        ByPath { shared: self.shared, ledger: self.ledger }
     }
 
     fn sessions(self) -> Sessions<'a> {

@@ -39,14 +39,14 @@ pub(crate) struct Showing<'a> {
 
 impl<'a> Showing<'a> {
     fn show(self, wanted: &Wanted, files: bool, identity: &Identity) -> Result<Option<Show>, ApiError> {
-        match self.engine.choice().find(wanted)? {
+        match self.engine.selection().find(wanted)? {
             Some(book) => Ok(self.show_book(book, files, identity)),
             None => Ok(self.show_loose(wanted, files, identity)),
         }
     }
 
     fn show_book(self, book: &Book, files: bool, identity: &Identity) -> Option<Show> {
-        let checkpoint = self.engine.listing().rows(book, false).into_iter().next()?;
+        let checkpoint = self.engine.inventory().rows(book, false).into_iter().next()?;
         let number = (checkpoint.timeline, checkpoint.version);
         let version = book.versions.get(&number);
         let committed = version.and_then(|version| version.committed.as_ref());
@@ -97,7 +97,7 @@ impl<'a> Showing<'a> {
         let Wanted::Path(path) = wanted else { return None };
         let path = RelPath::new(path.clone()).ok()?;
         let book = self.engine.ledger.loose.get(&path)?;
-        let checkpoint = self.engine.listing().loose_row(&path)?;
+        let checkpoint = self.engine.inventory().loose_row(&path)?;
         let mut file = self.file_shown(path.clone(), None, identity);
         (file.bytes, file.copies) = (checkpoint.bytes, checkpoint.copies);
         Some(Show {
@@ -158,7 +158,7 @@ impl<'a> Showing<'a> {
             FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => None,
         });
         let host = view.is_some_and(|view| view.host);
-        let is_bad = view.is_some_and(|view| self.engine.damage().is_bad_host(view));
+        let is_bad = view.is_some_and(|view| self.engine.bad_copies().is_bad_host(view));
         File {
             bytes,
             crc64nvme: entry.map(|entry| entry.crc64nvme).or(sealed),

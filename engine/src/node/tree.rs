@@ -1,8 +1,8 @@
 //! The tree around the checkpoints, as Tier-3 keeps it: directories, links, and where the tree differs from what manifests and
 //! sidecars say.
 //!
-//! Owns: when the tree document is written and what is in it. Does not own: writing it (`save::loose`), reading it
-//! (`recover`).
+//! Owns: when the tree document is written, and whether names wait for it. Does not own: the document's content (`tree_now`), writing it
+//! (`save::loose`), reading it (`recover`).
 //!
 //! The document is made by comparing: what the tree holds at one moment against what Tier-3 holds by itself. So it does not
 //! matter how a difference came about, or whether the daemon that is asked saw it happen.

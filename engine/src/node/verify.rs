@@ -224,7 +224,7 @@ impl Node {
         let (mut targets, unsealed, held) = self
             .ask(move |engine| {
                 (
-                    engine.listing().targets_and_stored(&below),
+                    engine.inventory().targets_and_stored(&below),
                     engine.unsealed(&below),
                     engine.health().writes_nothing(),
                 )
@@ -287,7 +287,7 @@ impl Node {
     async fn mend_all_known(&self, place: &[u8]) -> Option<()> {
         let below = place.to_vec();
         let (objects, held) = self
-            .ask(move |engine| (engine.damage().known_bad(&below), engine.health().writes_nothing()))
+            .ask(move |engine| (engine.bad_copies().known_bad(&below), engine.health().writes_nothing()))
             .await?;
         for Listed { target, suspects, .. } in objects {
             let of = (target.file, target.seal);
@@ -531,9 +531,9 @@ impl Scrub {
 impl Engine {
     /// The files of the tree at or below `place` that have no checksum yet.
     pub(crate) fn unsealed(&self, place: &[u8]) -> Vec<Unsealed> {
-        let unsealed = self.listing().files_at(place).filter_map(|(path, view, _)| {
+        let unsealed = self.inventory().files_at(place).filter_map(|(path, view, _)| {
             let why = why_unsealed(&view.state)?;
-            let (path, size_bytes) = (path.to_string(), self.listing().size_now(view));
+            let (path, size_bytes) = (path.to_string(), self.inventory().size_now(view));
             Some(Unsealed { path, size_bytes, host: view.host, why })
         });
         unsealed.collect()

@@ -182,7 +182,7 @@ fn node(store: &Arc<dyn Store>, tier1: &Arc<tidemark_tier1::Tier1>) -> Node {
 
 /// The one file that there is to look at.
 async fn listed(node: &Node) -> Listed {
-    let mut listed = node.ask(|engine| engine.listing().targets_and_stored(b"")).await.unwrap();
+    let mut listed = node.ask(|engine| engine.inventory().targets_and_stored(b"")).await.unwrap();
     assert_eq!(listed.len(), 1, "{listed:?}");
     listed.remove(0)
 }
@@ -229,7 +229,7 @@ async fn bytes_that_are_missing_because_their_version_was_retired_are_no_finding
     let third = look(&node, &listed).await;
     assert!(matches!(third.objects[0].1, ObjectFound::GivenUp), "it was given up before the look");
     assert!(told(&node, third).await.0.is_none());
-    assert!(node.ask(|engine| engine.listing().targets_and_stored(b"").is_empty()).await.unwrap());
+    assert!(node.ask(|engine| engine.inventory().targets_and_stored(b"").is_empty()).await.unwrap());
     node.stop();
 }
 

@@ -2,20 +2,20 @@
 //!
 //! Owns: which parts each view borrows. Does not own: what a view answers; each stands in the file that it is about.
 
-use crate::node::book::Books;
-use crate::node::damage::Damage;
+use crate::node::book::BookLookup;
+use crate::node::by_path::ByPath;
+use crate::node::damage::BadCopies;
 use crate::node::given_up::StillCounts;
-use crate::node::listing::Listing;
+use crate::node::inventory::Inventory;
 use crate::node::pending::Saves;
-use crate::node::places::Places;
-use crate::node::problems::Health;
+use crate::node::problems::NodeHealth;
 use crate::node::recovery::Standings;
-use crate::node::retention::Retention;
 use crate::node::run::Engine;
-use crate::node::select::Choice;
+use crate::node::select::Selection;
 use crate::node::show::Showing;
 use crate::node::tiers::Tiers;
 use crate::node::tree_now::TreeNow;
+use crate::node::verdicts::Retention;
 use crate::node::visibility::fallbacks::Fallbacks;
 use crate::node::visibility::sessions::Sessions;
 use crate::node::visibility::tree_names::TreeNames;
@@ -23,20 +23,20 @@ use crate::node::visibility::unwritten::Beginnings;
 use crate::node::why::Reasons;
 
 impl Engine {
-    pub(crate) fn books(&self) -> Books<'_> {
-        Books { ledger: &self.ledger }
+    pub(crate) fn books(&self) -> BookLookup<'_> {
+        BookLookup { ledger: &self.ledger }
     }
 
-    pub(crate) fn places(&self) -> Places<'_> {
-        Places { shared: &self.shared, ledger: &self.ledger }
+    pub(crate) fn by_path(&self) -> ByPath<'_> {
+        ByPath { shared: &self.shared, ledger: &self.ledger }
     }
 
     pub(crate) fn tree_names(&self) -> TreeNames<'_> {
         TreeNames { shared: &self.shared, ledger: &self.ledger }
     }
 
-    pub(crate) fn choice(&self) -> Choice<'_> {
-        Choice { shared: &self.shared, ledger: &self.ledger, gc: &self.gc, visibility: &self.visibility }
+    pub(crate) fn selection(&self) -> Selection<'_> {
+        Selection { shared: &self.shared, ledger: &self.ledger, gc: &self.gc, visibility: &self.visibility }
     }
 
     pub(crate) fn sessions(&self) -> Sessions<'_> {
@@ -72,12 +72,12 @@ impl Engine {
         StillCounts { shared: &self.shared, ledger: &self.ledger, gc: &self.gc }
     }
 
-    pub(crate) fn listing(&self) -> Listing<'_> {
-        Listing { engine: self }
+    pub(crate) fn inventory(&self) -> Inventory<'_> {
+        Inventory { engine: self }
     }
 
-    pub(crate) fn damage(&self) -> Damage<'_> {
-        Damage { engine: self }
+    pub(crate) fn bad_copies(&self) -> BadCopies<'_> {
+        BadCopies { engine: self }
     }
 
     pub(crate) fn showing(&self) -> Showing<'_> {
@@ -88,8 +88,8 @@ impl Engine {
         Reasons { engine: self }
     }
 
-    pub(crate) fn health(&self) -> Health<'_> {
-        Health { engine: self }
+    pub(crate) fn health(&self) -> NodeHealth<'_> {
+        NodeHealth { engine: self }
     }
 
     pub(crate) fn tiers_now(&self) -> Tiers<'_> {

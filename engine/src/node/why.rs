@@ -34,7 +34,7 @@ impl<'a> Reasons<'a> {
             let inside = candidate.files.keys().any(|path| path.as_bytes() == place);
             inside || candidate.id.path().is_some_and(|path| path.as_bytes() == place)
         });
-        let found = self.engine.places().find_at(place);
+        let found = self.engine.by_path().find_at(place);
         if let Some((candidate, files)) = hidden.filter(|_| found.is_none_or(|book| book.candidate.is_none()))
         {
             let sight = self.engine.visibility.why_hidden(&candidate.id).map(str::to_owned);
@@ -53,7 +53,7 @@ impl<'a> Reasons<'a> {
             return Some(self.answer(path, (CheckpointState::Torn, why), (false, sight), true, &files, None));
         }
         let Some(book) = found else { return self.why_loose(place) };
-        let row = self.engine.listing().standing_row(book)?;
+        let row = self.engine.inventory().standing_row(book)?;
         let version = book.versions.get(&(row.timeline, row.version));
         let verdict = match version {
             Some(version) if version.checkpoint.why_unreadable().is_some() => {

@@ -5,9 +5,9 @@
 
 use crate::node::Shared;
 use crate::node::book::VersionBook;
+use crate::node::by_path::ByPath;
 use crate::node::flush::covers;
 use crate::node::ledger::Ledger;
-use crate::node::places::Places;
 use crate::node::visibility::removed::wrote;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -175,12 +175,12 @@ impl<'a> Sessions<'a> {
 
     pub(crate) fn is_meant(self, place: &[u8]) -> bool {
         let is_it = |path: RelPath| path.as_bytes() == place;
-        self.places().is_known(place)
+        self.by_path().is_known(place)
             || self.ledger.removed_loose.keys().any(|path| covers(place, path.as_bytes()))
             || self.torn().iter().any(|(candidate, _)| candidate.id.path().is_some_and(is_it))
     }
 
-    fn places(self) -> Places<'a> {
-        Places { shared: self.shared, ledger: self.ledger }
+    fn by_path(self) -> ByPath<'a> {
+        ByPath { shared: self.shared, ledger: self.ledger }
     }
 }

@@ -4,7 +4,7 @@
 //! `lost`, `on_its_way`).
 
 use crate::node::Shared;
-use crate::node::book::{Book, Books, Number, VersionBook};
+use crate::node::book::{Book, BookLookup, Number, VersionBook};
 use crate::node::decide::{is_covered, seal_of, waits_for};
 use crate::node::ledger::{Contents, Ledger, contents};
 use crate::node::problems::and_more;
@@ -196,7 +196,7 @@ impl<'a> TreeNames<'a> {
         stands.then(|| version.record().evidence_detail.as_str())
     }
 
-    fn books(self) -> Books<'a> {
-        Books { ledger: self.ledger }
+    fn books(self) -> BookLookup<'a> {
+        BookLookup { ledger: self.ledger }
     }
 }

@@ -19,11 +19,11 @@ use tidemark_protocol::report::{Checkpoint, CheckpointState, Copies, CopyCount, 
 
 /// The rows of `ls`, `show` and `verify`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Listing<'a> {
+pub(crate) struct Inventory<'a> {
     pub(crate) engine: &'a Engine,
 }
 
-impl<'a> Listing<'a> {
+impl<'a> Inventory<'a> {
     pub(crate) fn list(self, place: &[u8], all: bool) -> Vec<Checkpoint> {
         let mut rows = Vec::new();
         let torn = self.engine.sessions().torn();
@@ -38,7 +38,7 @@ impl<'a> Listing<'a> {
             .filter(|(candidate, _)| candidate.id.path().is_some_and(|path| is_listed(candidate, &path)))
             .map(|(candidate, _)| &candidate.id)
             .collect();
-        for book in self.engine.places().books_about(place) {
+        for book in self.engine.by_path().books_about(place) {
             let kept = self.kept_out_of_sight(&book.id).filter(|_| listed_there.contains(&book.id));
             let kept = kept.map(|(number, _)| number);
             let of_book = self.rows(book, all).into_iter();
@@ -55,7 +55,7 @@ impl<'a> Listing<'a> {
                 let mut row =
                     unfinished_row(candidate, number, &path, CheckpointState::Torn, files.iter(), size);
                 row.copies.object = kept.map_or_else(CopyCount::default, |(_, version)| {
-                    self.engine.damage().object_copies(version)
+                    self.engine.bad_copies().object_copies(version)
                 });
                 rows.push(row);
             }
@@ -147,7 +147,7 @@ impl<'a> Listing<'a> {
         let mut copies = Copies::default();
         let (mut seen, mut bytes) = (BTreeSet::new(), 0_u64);
         let mut views: BTreeMap<FileId, &FileView> = BTreeMap::new();
-        let bad_objects = self.engine.damage().bad_objects_in(version);
+        let bad_objects = self.engine.bad_copies().bad_objects_in(version);
         for entry in &record.files {
             let view = self.engine.ledger.file(&entry.path).filter(|view| is_of(entry, view));
             views.extend(view.map(|view| (entry.file, view.as_ref())));
@@ -200,7 +200,7 @@ impl<'a> Listing<'a> {
     fn is_at_home(self, view: &FileView) -> bool {
         match &view.remote {
             Some(remote) => remote.host && !self.engine.shared.is_gone(remote.home),
-            None => view.host && !self.engine.damage().is_bad_host(view),
+            None => view.host && !self.engine.bad_copies().is_bad_host(view),
         }
     }
 

@@ -5,7 +5,7 @@
 
 use crate::node::Shared;
 use crate::node::answer::checkpoint_ref;
-use crate::node::book::{Book, Books, Number, VersionBook};
+use crate::node::book::{Book, BookLookup, Number, VersionBook};
 use crate::node::decide::is_covered;
 use crate::node::gc::{Gc, Verdict, listed};
 use crate::node::ledger::{Ledger, contents};
@@ -139,8 +139,8 @@ impl<'a> Retention<'a> {
         self.verdicts(None).into_iter().map(row).collect()
     }
 
-    fn books(self) -> Books<'a> {
-        Books { ledger: self.ledger }
+    fn books(self) -> BookLookup<'a> {
+        BookLookup { ledger: self.ledger }
     }
 
     fn tree_names(self) -> TreeNames<'a> {

@@ -16,12 +16,12 @@ use tidemark_protocol::path::RelPath;
 
 /// Lookups of checkpoints by path.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Places<'a> {
+pub(crate) struct ByPath<'a> {
     pub(crate) shared: &'a Arc<Shared>,
     pub(crate) ledger: &'a Ledger,
 }
 
-impl<'a> Places<'a> {
+impl<'a> ByPath<'a> {
     /// The checkpoint at a path, or in which the path lies.
     pub(crate) fn find_at(self, path: &[u8]) -> Option<&'a Book> {
         let books = self.ledger.books.values().filter(|book| self.is_named_by(book, path));
