@@ -349,7 +349,7 @@ impl<'a> BookLookup<'a> {
 
     /// The newest committed version of a run.
     pub(crate) fn watermark(self, run: &RunPath) -> Option<&'a Checkpoint> {
-        lineage::watermark(run_of(&self.ledger, run))
+        lineage::watermark(run_of(self.ledger, run))
     }
 
     /// The committed version of the run that a new one follows.

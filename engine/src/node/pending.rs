@@ -93,7 +93,7 @@ impl<'a> Saves<'a> {
             return None;
         }
         let present = contents(files.iter().copied());
-        let is_kept = present.is_some_and(|present| book.covering(&self.shared, &present).is_some());
+        let is_kept = present.is_some_and(|present| book.covering(self.shared, &present).is_some());
         let stays = self.shared.cluster.get().is_some() || !self.draining;
         let left = |(path, view): &(&RelPath, &Arc<FileView>)| match view.state {
             FileState::Open { .. } | FileState::Mapped if !self.draining => self.written(path, view, false),
@@ -110,7 +110,7 @@ impl<'a> Saves<'a> {
     fn pending_files(self, book: &Book, path: &str, files: &[(&RelPath, &Arc<FileView>)]) -> Option<Row> {
         let row = |reason, what: String| Some(Row::of(Pending { path: path.to_owned(), reason, what }));
         let contents = contents(files.iter().copied());
-        let covering = contents.as_ref().and_then(|contents| book.covering(&self.shared, contents));
+        let covering = contents.as_ref().and_then(|contents| book.covering(self.shared, contents));
         if let Some((_, version)) = covering {
             let checkpoint = &version.checkpoint;
             let unproven = checkpoint.is_prepared() && !checkpoint.is_proven();
@@ -148,7 +148,7 @@ impl<'a> Saves<'a> {
             if let Some((reason, what)) = self.saving(book).filter(|_| self.grace_until.is_some()) {
                 return row(reason, what);
             }
-            let what = match rescue::look(&self.shared, &self.ledger, book) {
+            let what = match rescue::look(self.shared, self.ledger, book) {
                 Rescue::Sealing => Some("its files are being sealed"),
                 Rescue::Uploading | Rescue::Wanted(_) => Some("its sealed files are on their way to Tier-3"),
                 Rescue::Done => None,
@@ -287,8 +287,7 @@ impl<'a> Saves<'a> {
     /// The reason why Tier-3 has nothing of a checkpoint yet; none where it has something, or nothing is to come.
     pub(crate) fn first_comes(self, book: &Book) -> Option<Pending> {
         // At the end what is closed goes, too, where nothing more comes of what it names.
-        let ended =
-            || self.draining && matches!(rescue::look(&self.shared, &self.ledger, book), Rescue::Done);
+        let ended = || self.draining && matches!(rescue::look(self.shared, self.ledger, book), Rescue::Done);
         if book.is_prepared() || ended() { None } else { self.comes(book) }
     }
 

@@ -77,7 +77,7 @@ impl<'a> Fallbacks<'a> {
     ) -> Option<&'a Checkpoint> {
         let standing = self.standing_of_run(run, gone).filter(|book| fits(book));
         let standing: BTreeSet<_> = standing.map(|book| &book.id).collect();
-        let whole = run_of(&self.ledger, run).filter(|checkpoint| self.tree_names().is_loadable(checkpoint));
+        let whole = run_of(self.ledger, run).filter(|checkpoint| self.tree_names().is_loadable(checkpoint));
         let whole = whole.filter(|found| standing.contains(&id_of(found)));
         whole.max_by_key(|checkpoint| lineage::order(checkpoint.record()))
     }
@@ -169,7 +169,7 @@ impl<'a> Fallbacks<'a> {
         if self.ledger.is_stale_scope(&book.scope) || self.ledger.is_stale_before(candidate) {
             return Standing::Undecided { published_ns, sealing: true };
         }
-        match look(&self.shared, &self.ledger, book, Told::Flush).verdict {
+        match look(self.shared, self.ledger, book, Told::Flush).verdict {
             // It is about to go out of sight, if it has not.
             None | Some(Verdict::Torn { .. } | Verdict::Broken { .. }) => Standing::Covered,
             // A flush takes what nothing proves for whole.

@@ -132,7 +132,7 @@ impl<'a> Sessions<'a> {
             let Some(candidate) = &book.candidate else { return false };
             let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
             let present = self.ledger.present(book);
-            let covering = present.and_then(|present| Some(book.covering(&self.shared, &present)?.1));
+            let covering = present.and_then(|present| Some(book.covering(self.shared, &present)?.1));
             let is_whole =
                 |version: &VersionBook| version.checkpoint.is_prepared() && !version.record().partial;
             !covering.is_some_and(is_whole) && files.iter().any(|(_, view)| wrote(view, who))

@@ -144,7 +144,7 @@ impl<'a> TreeNames<'a> {
             !book.apart.is_empty()
                 && book.committed().is_some_and(|(_, version)| self.is_in_sight(book, version))
         };
-        present.is_some_and(|present| book.is_committed_with(&self.shared, present)) || lies_beside()
+        present.is_some_and(|present| book.is_committed_with(self.shared, present)) || lies_beside()
     }
 
     /// Another checkpoint that can be loaded and has all names of this version by now: a model in shards, saved beside the one file that
@@ -191,7 +191,7 @@ impl<'a> TreeNames<'a> {
             return None;
         }
         let present = self.ledger.present(book)?;
-        let (_, version) = book.covering(&self.shared, &present)?;
+        let (_, version) = book.covering(self.shared, &present)?;
         let stands = is_doubted(version) && !self.is_committed_beside(book, Some(&present));
         stands.then(|| version.record().evidence_detail.as_str())
     }
