@@ -63,7 +63,6 @@ impl Away {
 
     /// What was superseded, removed or given up is no reason to say that Tier-3 is away.
     pub(crate) fn forget_settled(&mut self, ledger: &Ledger) {
-        let ledger = ledger;
         self.retain(|cause| match cause {
             Cause::Version(id, number) => {
                 let version = ledger.books.get(id).and_then(|book| book.versions.get(number));
