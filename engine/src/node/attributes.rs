@@ -13,22 +13,28 @@ const PREFIX: &[u8] = b"user.tidemark.";
 impl Node {
     /// The value of `name` (whole, with its prefix) of a node of the namespace; `None` inside: it has no such one.
     pub async fn attribute(&self, node: NodeId, name: Vec<u8>) -> Option<Option<Vec<u8>>> {
-        self.ask(move |engine| engine.attribute(node, &name)).await
+        self.ask(move |engine| engine.xattr_answers().attribute(node, &name)).await
     }
 }
 
-impl Engine {
+/// The answers to `getxattr` of `user.tidemark.*`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct XattrAnswers<'a> {
+    pub(crate) engine: &'a Engine,
+}
+
+impl<'a> XattrAnswers<'a> {
     /// Whether another node has the sealed bytes in memory, as far as this one was told.
-    fn is_at_peer(&self, view: &FileView) -> bool {
+    fn is_at_peer(self, view: &FileView) -> bool {
         let FileState::Sealed { seal, .. } = view.state else { return false };
         let acknowledged = |replicator: &Arc<Replicator>| !replicator.holders(view.file, seal).is_empty();
         view.remote.as_ref().is_some_and(|remote| remote.host)
-            || self.shared.replicator.get().is_some_and(acknowledged)
-            || self.shared.is_copied(view.file, seal)
+            || self.engine.shared.replicator.get().is_some_and(acknowledged)
+            || self.engine.shared.is_copied(view.file, seal)
     }
 
-    fn attribute(&self, node: NodeId, name: &[u8]) -> Option<Vec<u8>> {
-        let view = self.shared.namespace.view(node);
+    fn attribute(self, node: NodeId, name: &[u8]) -> Option<Vec<u8>> {
+        let view = self.engine.shared.namespace.view(node);
         match name.strip_prefix(PREFIX)? {
             b"crc64nvme" => match view?.state {
                 FileState::Sealed { crc, .. } => Some(crc.to_string().into_bytes()),
@@ -37,7 +43,7 @@ impl Engine {
             b"copies" => {
                 let view = view?;
                 let places = [
-                    ("host", view.host && !self.bad_copies().is_bad_host(&view)),
+                    ("host", view.host && !self.engine.bad_copies().is_bad_host(&view)),
                     ("peer", self.is_at_peer(&view)),
                     ("object", view.object.is_some()),
                 ];
@@ -46,13 +52,13 @@ impl Engine {
                 Some(held.join(",").into_bytes())
             }
             b"checkpoint" => {
-                let path = self.shared.namespace.path_of(node)?;
-                Some(self.by_path().find_at(&path)?.path())
+                let path = self.engine.shared.namespace.path_of(node)?;
+                Some(self.engine.by_path().find_at(&path)?.path())
             }
             b"state" => {
-                let path = self.shared.namespace.path_of(node)?;
-                let state = match self.by_path().find_at(&path) {
-                    Some(book) => self.inventory().standing_row(book)?.state.word(),
+                let path = self.engine.shared.namespace.path_of(node)?;
+                let state = match self.engine.by_path().find_at(&path) {
+                    Some(book) => self.engine.inventory().standing_row(book)?.state.word(),
                     None => view.map(|_| "loose")?,
                 };
                 Some(state.as_bytes().to_vec())

@@ -4,17 +4,14 @@
 //! (protocol).
 
 use crate::node::book::Book;
-use crate::node::loose::Lack;
 use crate::node::pending::Row;
 use crate::node::run::{Engine, Node, RETRY_LONGEST, RETRY_URGENT};
-use crate::node::select::is_inside;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemark_namespace::{FileState, FileView, ask_anew, torn_path};
+use tidemark_namespace::{FileState, ask_anew};
 use tidemark_protocol::evidence::Told;
 use tidemark_protocol::path::RelPath;
-use tidemark_protocol::report::{Flush, Pending, PendingReason, Progress, path_text};
+use tidemark_protocol::report::{Flush, Pending, PendingReason, Progress};
 use tokio::sync::oneshot;
 
 /// A flush looks at what is pending this often: each look costs a pass over the books.
@@ -42,7 +39,7 @@ const WORD_HOLDS: Duration = Duration::from_secs(300);
 const WORDS_MAX: usize = 64;
 
 /// Entries of a pending list; a flush of 100,000 open files need not name them all.
-const PENDING_MAX: usize = 1000;
+pub(crate) const PENDING_MAX: usize = 1000;
 
 /// Those who wait.
 #[derive(Debug, Default)]
@@ -217,19 +214,6 @@ impl Engine {
         }
     }
 
-    /// Whether any program is saving: a checkpoint, or a file under a name that it will not keep.
-    fn is_anything_saved(&self) -> bool {
-        // The cheap look first: there may be very many files.
-        let in_flight = |(path, view): (&RelPath, &Arc<FileView>)| {
-            (view.sealed().is_none() || self.saves().was_just_closed(view))
-                && self.ledger.rules().is_temporary(path)
-                && self.saves().written(path, view, true).is_some()
-        };
-        self.ledger.books.values().any(|book| self.saves().saving(book).is_some())
-            || self.ledger.files().any(in_flight)
-            || self.beginnings().is_anything_begun(SAVE_GAP_NS)
-    }
-
     /// Answers the flushes whose place is durable, or whose time is up.
     pub(crate) fn answer_flushes(&mut self, now: Instant) {
         if self.flushes.waiting.is_empty() {
@@ -244,7 +228,7 @@ impl Engine {
         let mut waiting = std::mem::take(&mut self.flushes.waiting);
         let saves = self.grace_until.is_some()
             && waiting.iter().any(|waiter| waiter.waits == Waits::End)
-            && self.is_anything_saved();
+            && self.outstanding().is_anything_saved();
         let decides = self.beginnings().decides_about_begun(now);
         // Many may wait for one place.
         let mut known: BTreeMap<Vec<u8>, Vec<Row>> = BTreeMap::new();
@@ -256,8 +240,9 @@ impl Engine {
             // What was closed just before the flush may not have been noticed yet.
             let noticed =
                 !self.ledger.is_stale() && now.saturating_duration_since(waiter.began) >= LOOK_EVERY;
-            let pending =
-                known.entry(waiter.place.clone()).or_insert_with(|| self.pending(&waiter.place, asked, now));
+            let pending = known
+                .entry(waiter.place.clone())
+                .or_insert_with(|| self.outstanding().pending(&waiter.place, asked, now));
             let timed_out = waiter.until.is_some_and(|until| until <= now);
             let waits = |row: &Row| match row.pending.reason {
                 PendingReason::Open | PendingReason::Mapped => row.comes && waiter.waits == Waits::Caller,
@@ -273,7 +258,7 @@ impl Engine {
             // A fenced node commits nothing more: what is pending stays so, however long anyone waits.
             let saves = waiter.waits == Waits::End && saves;
             let moves = self.fenced.is_none() && (saves || pending.iter().any(waits));
-            let tree_may_come = self.tree_may_come(waiter.began);
+            let tree_may_come = self.outstanding().tree_may_come(waiter.began);
             let changes =
                 moves || decides || tree_may_come || self.trackers_change(&waiter.place, waiter.began);
             // Names that are about to be looked at may all be in Tier-3.
@@ -283,7 +268,7 @@ impl Engine {
                 && (is_seen || is_late)
                 && let Some(answer) = waiter.answer.take()
             {
-                let mut outcome = self.outcome(pending, waiter.began, false);
+                let mut outcome = self.outstanding().outcome(pending, waiter.began, false);
                 if !noticed {
                     let what = "what was closed just before has not been looked at yet".to_owned();
                     let (path, reason) = (String::new(), PendingReason::Unknown);
@@ -303,7 +288,7 @@ impl Engine {
             }
             if let Some(answer) = waiter.answer.take() {
                 // The client hung up: nobody needs the answer.
-                let _ = answer.send(self.outcome(pending, waiter.began, timed_out));
+                let _ = answer.send(self.outstanding().outcome(pending, waiter.began, timed_out));
             }
             false
         });
@@ -316,15 +301,6 @@ impl Engine {
             self.visibility.ask_about_removals();
             self.undo_removals(now);
         }
-    }
-
-    fn outcome(&self, pending: &[Row], began: Instant, timed_out: bool) -> FlushOutcome {
-        let mut pending: Vec<_> = pending.iter().map(|row| row.pending.clone()).collect();
-        if self.tree_is_pending(began) {
-            pending.push(self.untold_names());
-        }
-        pending.truncate(PENDING_MAX);
-        FlushOutcome { pending, timed_out, tier3_away: self.health().tier3_trouble().is_some() }
     }
 
     /// Keeps as it is what programs have open or mapped of checkpoints while the daemon ends: no close of theirs succeeds any more.
@@ -341,31 +317,6 @@ impl Engine {
         let given_up: Vec<_> =
             unfinished.map(|view| view.node).filter(|node| namespace.give_up(*node)).collect();
         self.ledger.seal_as_they_are(&given_up);
-    }
-
-    /// Everything at or below `place`, and the checkpoint in which it lies, that is not durable, and why. `asked`: when somebody asked last.
-    fn pending(&self, place: &[u8], asked: Option<Instant>, now: Instant) -> Vec<Row> {
-        let mut rows = Vec::new();
-        for book in self.by_path().books_about(place) {
-            rows.extend(self.saves().pending_book(book));
-        }
-        for (candidate, _) in self.sessions().torn() {
-            let is_meant = |path: &RelPath| {
-                let path = path.as_bytes();
-                covers(place, path) || is_inside(path, place, candidate.files.keys())
-            };
-            let Some(path) = candidate.id.path().filter(is_meant) else { continue };
-            let path = path_text(&torn_path(&path));
-            let what = "it can never be complete, and is out of sight".to_owned();
-            rows.push(Row::of(Pending { path, reason: PendingReason::Torn, what }));
-        }
-        for (path, book) in self.ledger.loose.iter().filter(|(path, _)| covers(place, path.as_bytes())) {
-            if let Some(Lack { reason, what, comes }) = self.lack_of(path, book, asked, now) {
-                rows.push(Row { pending: Pending { path: path.to_string(), reason, what }, comes });
-            }
-        }
-        rows.extend(self.ledger.unkept.pending(place).take(PENDING_MAX).map(Row::of));
-        rows
     }
 }
 
@@ -405,7 +356,7 @@ impl Node {
                 () = &mut given_up, if !wait => break self.unknown().await?,
                 _ = tick.tick() => {
                     let place = place.clone();
-                    let left = self.ask(move |engine| engine.pending(&place, None, Instant::now()).len()).await?;
+                    let left = self.ask(move |engine| engine.outstanding().pending(&place, None, Instant::now()).len()).await?;
                     let done_bytes = metrics.upload_bytes.get() - bytes_before;
                     let done_files = metrics.upload_files.get() - files_before;
                     progress(Progress {

@@ -216,7 +216,7 @@ impl<'a> Inventory<'a> {
 
     pub(crate) fn loose_row(self, path: &RelPath) -> Option<Checkpoint> {
         let view = self.engine.ledger.file(path)?;
-        let (bytes, object) = self.engine.standing_of_loose(path, view);
+        let (bytes, object) = self.engine.outstanding().standing_of_loose(path, view);
         let one = |here: bool| if here { CopyCount { files: 1, bytes } } else { CopyCount::default() };
         Some(Checkpoint {
             run: None,

@@ -6,13 +6,12 @@
 //! Such a file has no "whole". One whose writer was killed is sealed as it is, and marked. One that is open or mapped is read as
 //! it stands, under a number that no seal has.
 
-use crate::node::Shared;
 use crate::node::away::Cause;
 use crate::node::book::{LooseBook, LooseStage, Read};
 use crate::node::decide::settle_ns;
-use crate::node::jobs;
 use crate::node::ledger::Ledger;
 use crate::node::run::{Engine, TICK, retry_pause};
+use crate::node::{Shared, jobs};
 use crate::save::loose::{LooseBytes, LooseError, LooseStored, LooseUpload};
 use crate::save::upload::UploadError;
 use std::sync::Arc;
@@ -20,8 +19,7 @@ use std::time::{Duration, Instant};
 use tidemark_namespace::{FileState, FileView, NodeId, ObjectCopy, Reach, is_alive};
 use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
-use tidemark_protocol::loose::Left;
-use tidemark_protocol::loose::{Facts, Next, next};
+use tidemark_protocol::loose::{Facts, Left, Next, next};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{EventLevel, PendingReason};
 use tidemark_protocol::residency::loose_class;
@@ -37,7 +35,7 @@ const LOOSE_IN_FLIGHT_BYTES: u64 = 256 << 20;
 const TIMES_WITHIN_NS: i64 = 50_000_000;
 
 /// How often a file that changes while it is read is tried again before a flush names it.
-const READ_TRIES: u32 = 5;
+pub(crate) const READ_TRIES: u32 = 5;
 
 /// What a loose file should do next.
 #[derive(Debug)]
@@ -74,20 +72,26 @@ pub(crate) struct LooseDone {
 }
 
 /// Whether somebody may write the bytes, as far as this node can read them.
-fn may_change(view: &FileView) -> bool {
+pub(crate) fn may_change(view: &FileView) -> bool {
     let unsealed = matches!(view.state, FileState::Open { .. } | FileState::Closed | FileState::Mapped);
     unsealed && view.remote.is_none() && view.host
 }
 
 /// Whether a cut file stays as it is: of a tracker the daemon says itself what it should hold, and on several nodes the one that
 /// decides may know the file as part of a checkpoint.
-fn stays_cut(shared: &Shared, ledger: &Ledger, path: &RelPath, view: &FileView) -> bool {
+pub(crate) fn stays_cut(shared: &Shared, ledger: &Ledger, path: &RelPath, view: &FileView) -> bool {
     view.remote.is_some() || shared.cluster.get().is_some() || ledger.rules().is_tracker_name(path)
 }
 
 /// Whether it has a temporary name, and is open, or a program lives that wrote it. While the daemon ends (`ends`), nobody is waited for
 /// who closed it: this memory ends, too.
-fn is_in_flight(shared: &Shared, ledger: &Ledger, path: &RelPath, view: &FileView, ends: bool) -> bool {
+pub(crate) fn is_in_flight(
+    shared: &Shared,
+    ledger: &Ledger,
+    path: &RelPath,
+    view: &FileView,
+    ends: bool,
+) -> bool {
     let lives = || view.writers.iter().any(|writer| is_alive(&shared.namespace, writer));
     ledger.rules().is_temporary(path)
         && match view.state {
@@ -242,90 +246,6 @@ pub(crate) struct Lack {
 }
 
 impl Engine {
-    /// What Tier-3 lacks of a loose file; `None` where nothing, or where another name brings it. `asked`: since when somebody waits for
-    /// what it held then.
-    pub(crate) fn lack_of(
-        &self,
-        path: &RelPath,
-        book: &LooseBook,
-        asked: Option<Instant>,
-        now: Instant,
-    ) -> Option<Lack> {
-        let view = self.ledger.file(path)?;
-        // A further name of a file: another name carries the bytes, the tree document the link.
-        let further = self.ledger.is_further(path, view.node);
-        if further || view.sealed().is_some_and(|seal| book.uploaded() == Some((view.file, seal))) {
-            return None;
-        }
-        // The checkpoint itself is named.
-        if self.ledger.is_left_by_torn(path) {
-            return None;
-        }
-        let lack = |reason, what: &str, comes| Some(Lack { reason, what: what.to_owned(), comes });
-        // Its writer gives it the name under which it is wanted, if the daemon does not end before.
-        if is_in_flight(&self.shared, &self.ledger, path, view, self.draining) {
-            let what = "it is written under a temporary name, and ends with this memory";
-            return if self.draining { lack(PendingReason::Open, what, false) } else { None };
-        }
-        if let Some(why) = self.ledger.unreadable.get(&view.node) {
-            let what = format!("it is closed and cannot be read to be sealed: {why}");
-            return lack(PendingReason::Unreadable, &what, false);
-        }
-        let (reason, who) = match &view.state {
-            FileState::Cut if stays_cut(&self.shared, &self.ledger, path, view) => {
-                return lack(PendingReason::Torn, "its writer was killed before it closed it", false);
-            }
-            FileState::Open { writers } => (PendingReason::Open, format!("{writers} open writers")),
-            FileState::Mapped => (PendingReason::Mapped, "a writable mapping of it lives".to_owned()),
-            FileState::Closed | FileState::Cut => {
-                return lack(PendingReason::Uploading, "it is being sealed", true);
-            }
-            FileState::Sealed { .. } => {
-                if let Some(why) = self.beginnings().why_beginning_waits(path, now) {
-                    return lack(PendingReason::Incomplete, &why, true);
-                }
-                if let Some(waits) = self.saves().why_tracker_waits(path) {
-                    return lack(waits.reason, &waits.what, true);
-                }
-                let why = match &book.stage {
-                    LooseStage::Waiting { why, .. } => why,
-                    _ => "its bytes are on their way to Tier-3",
-                };
-                return lack(PendingReason::Uploading, why, true);
-            }
-        };
-        if !may_change(view) {
-            return lack(reason, &who, true);
-        }
-        if book.is_asked_for(view.node, asked) {
-            // What goes on changing while it is read is not waited for without end.
-            let tries = match &book.stage {
-                LooseStage::Waiting { tries, .. } => *tries,
-                _ => 0,
-            };
-            let comes = tries < READ_TRIES || self.tier3_away.is_away();
-            return lack(PendingReason::Uploading, &format!("{who}; what it holds now is on its way"), comes);
-        }
-        let what = if book.lacks_what_stands(view.node, || self.shared.namespace.reach(view.node)) {
-            "Tier-3 has what it held a while ago"
-        } else {
-            "Tier-3 has what it holds"
-        };
-        lack(reason, &format!("{who}; {what}"), false)
-    }
-
-    /// How many bytes a loose file has now, and whether Tier-3 has these.
-    pub(crate) fn standing_of_loose(&self, path: &RelPath, view: &FileView) -> (u64, bool) {
-        if !may_change(view) {
-            // Of the bytes that it has now, under whichever of its names they went there.
-            return (self.inventory().size_now(view), view.sealed().is_some() && view.object.is_some());
-        }
-        let reach = self.shared.namespace.reach(view.node);
-        let book = self.ledger.loose.get(path);
-        let there = book.is_some_and(|book| !book.lacks_what_stands(view.node, || reach));
-        (reach.map_or_else(|| self.inventory().size_now(view), |reach| reach.size_bytes), there)
-    }
-
     /// Looks at the loose files that are due, as far as there is room for what comes of it.
     pub(crate) fn start_loose(&mut self, now: Instant) {
         self.ledger.loose_due.ripen(now);

@@ -24,14 +24,14 @@
 //! | `away` | what Tier-3 does not take |
 //! | `full` | tiers that fail saves |
 //! | `pressure` | room in Tier-1 for writers whose size nobody knows |
-//! | `flush`, `pending` | who waits for what to be durable; what is not, and why |
+//! | `flush`, `pending`, `outstanding` | who waits for what to be durable; what is not, and why |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `tree`, `tree_now` | the tree document: when it is written, and what it holds |
 //! | `views` | the parts of the state that each question borrows |
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `stand_in` | what stands in the place of what cannot be read |
 //! | `removals`, `replaced` | which removals Tier-3 knows of; what replaces what was removed |
-//! | `scrub`, `verify`, `verify_names`, `verify_removed`, `verify_peers` | looking at bytes at rest, and healing them |
+//! | `scrub`, `verify`, `verify_names`, `verify_removed`, `verify_scope`, `verify_peers` | looking at bytes at rest, and healing them |
 //! | `damage` | what copies that are known to be bad count for |
 //! | `verdicts`, `gc` | which committed versions are retired, and retiring them |
 //! | `given_up` | whether what was looked at still counts |
@@ -80,6 +80,7 @@ mod links;
 mod loose;
 mod metric;
 mod names;
+mod outstanding;
 mod pace;
 mod pending;
 mod prefetch;
@@ -107,6 +108,7 @@ mod verify;
 mod verify_names;
 mod verify_peers;
 mod verify_removed;
+mod verify_scope;
 mod views;
 mod visibility;
 mod why;

@@ -49,7 +49,8 @@ impl Node {
         wait: bool,
         progress: impl Fn(Progress),
     ) -> Option<Prefetch> {
-        let asked = self.ask(move |engine| (engine.inventory().targets(&place), engine.unsealed(&place)));
+        let asked = self
+            .ask(move |engine| (engine.inventory().targets(&place), engine.verify_scope().unsealed(&place)));
         let (targets, unsealed) = asked.await?;
         let mut wanted: Vec<_> = targets
             .into_iter()

@@ -149,7 +149,7 @@ impl<'a> Standings<'a> {
         let loose = self.engine.draining.then(|| self.engine.ledger.loose.keys()).into_iter().flatten();
         let stand = loose.filter_map(|path| {
             let view = self.engine.ledger.file(path).filter(|view| view.host && view.sealed().is_none())?;
-            self.engine.standing_of_loose(path, view).1.then_some(view.size_bytes)
+            self.engine.outstanding().standing_of_loose(path, view).1.then_some(view.size_bytes)
         });
         let all = self.engine.ledger.copies;
         let less =

@@ -122,26 +122,32 @@ fn in_memory<'a>(files: &'a Files<'a>) -> impl Iterator<Item = (&'a RelPath, &'a
     files.iter().copied().filter(|(_, view)| view.sealed().is_some() && view.host)
 }
 
-impl Engine {
+/// Whether a checkpoint that is not whole goes to Tier-3 in part.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PartialSaves<'a> {
+    pub(crate) engine: &'a Engine,
+}
+
+impl<'a> PartialSaves<'a> {
     /// Whether a checkpoint that can never be complete may stay in sight for ever.
-    pub(crate) fn stays_torn(&self, id: &CheckpointId) -> bool {
-        let book = &self.ledger.books[id];
-        let settle_ns = decide::settle_ns(&self.shared);
-        self.visibility.may_last(id)
+    pub(crate) fn stays_torn(self, id: &CheckpointId) -> bool {
+        let book = &self.engine.ledger.books[id];
+        let settle_ns = decide::settle_ns(&self.engine.shared);
+        self.engine.visibility.may_last(id)
             && book.is_torn()
-            && is_quiet(&self.shared, &self.ledger, book, settle_ns)
+            && is_quiet(&self.engine.shared, &self.engine.ledger, book, settle_ns)
     }
 
     /// Why what there is of a checkpoint goes to Tier-3 although more may come, or never will; none where it does not.
     pub(crate) fn why_in_part(
-        &self,
+        self,
         id: &CheckpointId,
         verdict: Option<&Verdict>,
         told: Told,
     ) -> Option<&'static str> {
-        let book = &self.ledger.books[id];
-        if self.draining {
-            let waits = self.saves().waits_for_saving(book) || self.settles_in_time(book, verdict);
+        let book = &self.engine.ledger.books[id];
+        if self.engine.draining {
+            let waits = self.engine.saves().waits_for_saving(book) || self.settles_in_time(book, verdict);
             return (!waits).then_some("because the daemon ended");
         }
         if self.stays_torn(id) {
@@ -151,23 +157,25 @@ impl Engine {
             verdict,
             Some(Verdict::Incomplete { kept_at_ns: None, .. } | Verdict::Open { again_at_ns: None, .. })
         );
-        let quiet_ns = if told == Told::Flush { decide::settle_ns(&self.shared) } else { IDLE_NS };
-        (more_may_come && is_quiet(&self.shared, &self.ledger, book, quiet_ns))
+        let quiet_ns = if told == Told::Flush { decide::settle_ns(&self.engine.shared) } else { IDLE_NS };
+        (more_may_come && is_quiet(&self.engine.shared, &self.engine.ledger, book, quiet_ns))
             .then_some("because nothing was added to it for long")
     }
 
     /// Whether it is known before the daemon has ended if a directory becomes whole, and as much time is left after that as until then.
-    fn settles_in_time(&self, book: &Book, verdict: Option<&Verdict>) -> bool {
-        let now_ns = self.shared.now_ns();
+    fn settles_in_time(self, book: &Book, verdict: Option<&Verdict>) -> bool {
+        let now_ns = self.engine.shared.now_ns();
         let is_directory = book.candidate.as_ref().is_some_and(|candidate| candidate.shape == Shape::Tree);
         let Some(Verdict::Open { again_at_ns: Some(at_ns), .. }) = verdict else { return false };
         let waits = Duration::from_nanos(at_ns.saturating_sub(now_ns).max(0).unsigned_abs());
-        let left = self.flushes.end_is_due().map(|at| at.saturating_duration_since(Instant::now()));
+        let left = self.engine.flushes.end_is_due().map(|at| at.saturating_duration_since(Instant::now()));
         is_directory
             && decide::is_waiting_for_time(book, verdict, now_ns)
             && left.is_none_or(|left| waits <= left / 2)
     }
+}
 
+impl Engine {
     /// Of a checkpoint in sight.
     pub(crate) fn seal_what_was_cut(&mut self, id: &CheckpointId) {
         let book = &self.ledger.books[id];

@@ -423,7 +423,7 @@ impl Engine {
             return;
         }
         self.note_metric(id);
-        if self.draining || self.stays_torn(id) {
+        if self.draining || self.rescues().stays_torn(id) {
             self.seal_what_was_cut(id);
         }
         let book = &self.ledger.books[id];
@@ -433,7 +433,7 @@ impl Engine {
         let told = told.max(book.told(&self.ledger));
         let mut outcome = decide::look(&self.shared, &self.ledger, book, told);
         if matches!(outcome.action, Action::None)
-            && let Some(why) = self.why_in_part(id, outcome.verdict.as_ref(), told)
+            && let Some(why) = self.rescues().why_in_part(id, outcome.verdict.as_ref(), told)
         {
             let concluded = (outcome.verdict.as_ref(), &outcome.apart);
             let trainer = || {

@@ -104,6 +104,7 @@ impl<'a> Showing<'a> {
             evidence_detail: None,
             waits_for: self
                 .engine
+                .outstanding()
                 .lack_of(&path, book, None, Instant::now())
                 .map(|lack| lack.what)
                 .into_iter()

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use tidemark_protocol::documents::TreeDocument;
 use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::FileId;
-use tidemark_protocol::report::{Pending, PendingReason, Untold};
+use tidemark_protocol::report::Untold;
 
 /// The tree is written at most this often unless somebody waits: its document is as large as the tree has directories.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
@@ -81,12 +81,12 @@ impl TreeState {
     }
 
     /// Whether the tree as it was at `since` is not in Tier-3.
-    fn is_pending(&self, since: Instant) -> bool {
+    pub(crate) fn is_pending(&self, since: Instant) -> bool {
         self.clean_at.is_none_or(|clean| clean < since)
     }
 
     /// Whether waiting may bring it there, or show that it is there. `writes`: this daemon may still write; `looks`: it may look.
-    fn may_come(&self, since: Instant, writes: bool, looks: bool) -> bool {
+    pub(crate) fn may_come(&self, since: Instant, writes: bool, looks: bool) -> bool {
         self.is_pending(since) && (writes || looks && self.compared_at.is_none_or(|at| at < since))
     }
 
@@ -131,27 +131,6 @@ impl Engine {
     /// Whether the tree as it was at `since` is not in Tier-3.
     pub(crate) fn tree_is_pending(&self, since: Instant) -> bool {
         self.tree.is_pending(since)
-    }
-
-    /// Whether waiting may change that.
-    pub(crate) fn tree_may_come(&self, since: Instant) -> bool {
-        self.tree.may_come(since, self.fenced.is_none(), self.knows == Knows::All)
-    }
-
-    /// What a tree that Tier-3 was not told waits for.
-    pub(crate) fn untold_names(&self) -> Pending {
-        let (reason, what) = match &self.fenced {
-            None => {
-                (PendingReason::Uploading, "the names outside checkpoints are not in Tier-3 yet".to_owned())
-            }
-            Some(why) => (
-                PendingReason::Unknown,
-                format!(
-                    "names that were given, changed or removed are not in Tier-3 and do not get there: another daemon decides ({why})"
-                ),
-            ),
-        };
-        Pending { path: String::new(), reason, what }
     }
 
     pub(crate) fn write_tree(&mut self, now: Instant) {

@@ -91,7 +91,7 @@ impl<'a> TreeNow<'a> {
         for book in self.engine.ledger.books.values() {
             let Some(shown) = here.shown.get(&book.id) else { continue };
             let is_there = |path: &RelPath, file| here.of_path(path).is_some_and(|(there, _)| *there == file);
-            let undecided = self.engine.undecided_removal(&book.id, now, is_there);
+            let undecided = self.engine.removals_noted().undecided_removal(&book.id, now, is_there);
             let mut told = match undecided {
                 Some(Undecided::ComesBack) => ToldOfOne::default(),
                 Some(Undecided::Now | Undecided::Lasts) | None => {

@@ -14,7 +14,8 @@ use crate::node::verify_removed::add_stored;
 use crate::restore::fetch::FetchPlan;
 use crate::save::again::write_again;
 use crate::save::upload::SealedBytes;
-use futures::stream::{self, StreamExt};
+use futures::stream;
+use futures::stream::StreamExt;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,7 +42,7 @@ pub(crate) struct Unsealed {
 }
 
 /// Why a file has no checksum; none where it has one.
-fn why_unsealed(state: &FileState) -> Option<String> {
+pub(crate) fn why_unsealed(state: &FileState) -> Option<String> {
     let why = match state {
         FileState::Open { writers } => format!("it has {writers} open writers"),
         FileState::Mapped => "it is mapped writable".to_owned(),
@@ -225,7 +226,7 @@ impl Node {
             .ask(move |engine| {
                 (
                     engine.inventory().targets_and_stored(&below),
-                    engine.unsealed(&below),
+                    engine.verify_scope().unsealed(&below),
                     engine.health().writes_nothing(),
                 )
             })
@@ -529,16 +530,6 @@ impl Scrub {
 }
 
 impl Engine {
-    /// The files of the tree at or below `place` that have no checksum yet.
-    pub(crate) fn unsealed(&self, place: &[u8]) -> Vec<Unsealed> {
-        let unsealed = self.inventory().files_at(place).filter_map(|(path, view, _)| {
-            let why = why_unsealed(&view.state)?;
-            let (path, size_bytes) = (path.to_string(), self.inventory().size_now(view));
-            Some(Unsealed { path, size_bytes, host: view.host, why })
-        });
-        unsealed.collect()
-    }
-
     /// Takes down what was found of a file, and what that comes to. Gives what of it counts yet, between two events of the loop: no retirement
     /// is begun in between.
     fn take_in(&mut self, found: Found) -> Option<Found> {

@@ -6,13 +6,12 @@
 //! No key is written twice: the next generation of the file, or the next number of the tree, takes the place of what is bad.
 
 use crate::node::book::LooseStage;
-use crate::node::flush::{FlushOutcome, Waits, covers};
-use crate::node::recover::Knows;
+use crate::node::flush::{FlushOutcome, Waits};
 use crate::node::run::{Engine, Node};
 use crate::restore::locate::{FormatProblem, document};
-use futures::stream::{self, StreamExt};
+use futures::stream;
+use futures::stream::StreamExt;
 use std::time::{Duration, Instant};
-use tidemark_namespace::FileState;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::{LooseSidecar, TreeDocument};
 use tidemark_protocol::error::error_text;
@@ -35,7 +34,7 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// What this daemon knows to be in Tier-3.
 #[derive(Debug, Clone)]
-enum Named {
+pub(crate) enum Named {
     Loose {
         path: RelPath,
         generation: Generation,
@@ -49,7 +48,7 @@ enum Named {
 }
 
 /// How far one is that goes to Tier-3 once more.
-enum Again {
+pub(crate) enum Again {
     Done,
     /// The name is gone.
     Gone,
@@ -107,8 +106,11 @@ impl Node {
         unmended: &mut Vec<BrokenInvariant>,
     ) -> Option<()> {
         let below = place.to_vec();
-        let (named, not_believed) =
-            self.ask(move |engine| (engine.named_below(&below), engine.not_believed(&below))).await?;
+        let (named, not_believed) = self
+            .ask(move |engine| {
+                (engine.verify_scope().named_below(&below), engine.verify_scope().not_believed(&below))
+            })
+            .await?;
         verify.broken.extend(not_believed);
         let looked = named.into_iter().map(|named| async move {
             let found = self.look_at_name(&named).await;
@@ -168,7 +170,9 @@ impl Node {
         loop {
             let asked: Vec<_> = left.iter().map(|(named, _)| named.clone()).collect();
             let states = self
-                .ask(move |engine| asked.iter().map(|named| engine.is_sent_again(named)).collect::<Vec<_>>())
+                .ask(move |engine| {
+                    asked.iter().map(|named| engine.verify_scope().is_sent_again(named)).collect::<Vec<_>>()
+                })
                 .await?;
             let is_over = Instant::now() >= until;
             let mut waits = Vec::new();
@@ -203,46 +207,6 @@ fn still_broken(named: &Named, what: &str, why: &str) -> BrokenInvariant {
 type Begun = Result<(Vec<(Named, String)>, oneshot::Receiver<FlushOutcome>), String>;
 
 impl Engine {
-    /// What Tier-3 must say of the names at or below `place`.
-    fn named_below(&self, place: &[u8]) -> Vec<Named> {
-        if self.knows != Knows::All {
-            return Vec::new();
-        }
-        let loose = self.ledger.loose.iter().filter(|(path, _)| covers(place, path.as_bytes()));
-        let loose = loose.filter_map(|(path, book)| {
-            let (of, generation) = (book.uploaded()?, book.described?);
-            let view = self.ledger.file(path);
-            let sums = view.and_then(|view| match view.state {
-                FileState::Sealed { seal, size_bytes, crc, .. } if (view.file, seal) == of => {
-                    Some((size_bytes, crc))
-                }
-                _ => None,
-            });
-            Some(Named::Loose { path: path.clone(), generation, of, sums })
-        });
-        // What could not be read at the start is not what this daemon knows.
-        let tree = self.tree.in_tier3().filter(|number| {
-            let key = Key::numbered(Series::Tree, *number).to_string();
-            place.is_empty() && !self.passed_over.iter().any(|passed| passed.key == key)
-        });
-        loose.chain(tree.map(|number| Named::Tree { number })).collect()
-    }
-
-    /// Documents that the start passed over of checkpoints at or below `place`, or in which it lies, where no name stands for one.
-    fn not_believed(&self, place: &[u8]) -> Vec<BrokenInvariant> {
-        let wanted = |of: &[u8]| match of {
-            b"" => place.is_empty(),
-            checkpoint => covers(place, checkpoint) || covers(checkpoint, place),
-        };
-        let passed = self.passed_over.iter().filter(|passed| passed.place.as_deref().is_some_and(wanted));
-        let broken = passed.map(|passed| BrokenInvariant {
-            path: passed.key.clone(),
-            invariant: "every_document_of_tier_3_can_be_read".to_owned(),
-            what: passed.what.clone(),
-        });
-        broken.collect()
-    }
-
     /// Takes it that Tier-3 lacks these. Gives those that are not superseded.
     fn send_again(&mut self, place: Vec<u8>, bad: Vec<(Named, String)>, until: Instant) -> Begun {
         if let Some(why) = &self.fenced {
@@ -272,23 +236,6 @@ impl Engine {
                 self.ledger.loose_due.insert(path.clone());
                 true
             }
-        }
-    }
-
-    fn is_sent_again(&self, named: &Named) -> Again {
-        match named {
-            Named::Tree { number } if self.tree.in_tier3().is_some_and(|stands| stands > *number) => {
-                Again::Done
-            }
-            Named::Tree { .. } => Again::Waits("it is on its way to Tier-3 again".to_owned()),
-            Named::Loose { path, .. } => match self.ledger.loose.get(path) {
-                None => Again::Gone,
-                Some(book) if book.described.is_some() => Again::Done,
-                Some(book) => {
-                    let lack = self.lack_of(path, book, None, Instant::now()).map(|lack| lack.what);
-                    Again::Waits(lack.unwrap_or_else(|| "it is on its way to Tier-3 again".to_owned()))
-                }
-            },
         }
     }
 }

@@ -3,16 +3,14 @@
 //! Owns: which of them, and what their sidecars say. Does not own: which generation comes back (`protocol::loose`), the bytes (`verify`).
 
 use crate::node::answer::{Listed, stored_target};
-use crate::node::flush::covers;
-use crate::node::recover::Knows;
-use crate::node::run::{Engine, Node};
+use crate::node::run::Node;
 use crate::restore::locate::FormatProblem;
 use crate::save::generations::{self, GiveUpError};
-use futures::stream::{self, StreamExt};
+use futures::stream;
+use futures::stream::StreamExt;
 use std::collections::{BTreeMap, BTreeSet};
 use tidemark_namespace::ObjectCopy;
 use tidemark_protocol::error::error_text;
-use tidemark_protocol::id::Generation;
 use tidemark_protocol::loose;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify};
@@ -25,7 +23,7 @@ impl Node {
     /// a read of each of its sidecars.
     pub(super) async fn removed_stored(&self, place: &[u8], verify: &mut Verify) -> Option<Vec<Listed>> {
         let below = place.to_vec();
-        let removed = self.ask(move |engine| engine.removed_below(&below)).await?;
+        let removed = self.ask(move |engine| engine.verify_scope().removed_below(&below)).await?;
         let drain = &self.shared().drain;
         let reads = removed.into_iter().map(|(path, newest)| async move {
             let found = generations::read_all(drain, &path, newest).await;
@@ -85,16 +83,5 @@ pub(super) fn add_stored(targets: &mut Vec<Listed>, more: Vec<Listed>) {
             }
             None => targets.push(listed),
         }
-    }
-}
-
-impl Engine {
-    /// Names of files outside checkpoints that were removed at or below `place`, each with the newest generation that was begun.
-    fn removed_below(&self, place: &[u8]) -> Vec<(RelPath, Generation)> {
-        if self.knows != Knows::All {
-            return Vec::new();
-        }
-        let removed = self.ledger.removed_loose.iter().filter(|(path, _)| covers(place, path.as_bytes()));
-        removed.filter_map(|(path, book)| Some((path.clone(), book.generation?))).collect()
     }
 }

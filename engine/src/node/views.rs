@@ -2,21 +2,26 @@
 //!
 //! Owns: which parts each view borrows. Does not own: what a view answers; each stands in the file that it is about.
 
+use crate::node::attributes::XattrAnswers;
 use crate::node::book::BookLookup;
 use crate::node::by_path::ByPath;
 use crate::node::damage::BadCopies;
 use crate::node::given_up::StillCounts;
 use crate::node::inventory::Inventory;
+use crate::node::outstanding::Outstanding;
 use crate::node::pending::Saves;
 use crate::node::problems::NodeHealth;
 use crate::node::recovery::Standings;
+use crate::node::rescue::PartialSaves;
 use crate::node::run::Engine;
 use crate::node::select::Selection;
 use crate::node::show::Showing;
 use crate::node::tiers::Tiers;
 use crate::node::tree_now::TreeNow;
 use crate::node::verdicts::Retention;
+use crate::node::verify_scope::VerifyScope;
 use crate::node::visibility::fallbacks::Fallbacks;
+use crate::node::visibility::noted::Removals;
 use crate::node::visibility::sessions::Sessions;
 use crate::node::visibility::tree_names::TreeNames;
 use crate::node::visibility::unwritten::Beginnings;
@@ -106,5 +111,30 @@ impl Engine {
 
     pub(crate) fn beginnings(&self) -> Beginnings<'_> {
         Beginnings { engine: self }
+    }
+
+    pub(crate) fn removals_noted(&self) -> Removals<'_> {
+        Removals {
+            shared: &self.shared,
+            ledger: &self.ledger,
+            visibility: &self.visibility,
+            file_jobs: &self.file_jobs,
+        }
+    }
+
+    pub(crate) fn outstanding(&self) -> Outstanding<'_> {
+        Outstanding { engine: self }
+    }
+
+    pub(crate) fn rescues(&self) -> PartialSaves<'_> {
+        PartialSaves { engine: self }
+    }
+
+    pub(crate) fn verify_scope(&self) -> VerifyScope<'_> {
+        VerifyScope { engine: self }
+    }
+
+    pub(crate) fn xattr_answers(&self) -> XattrAnswers<'_> {
+        XattrAnswers { engine: self }
     }
 }

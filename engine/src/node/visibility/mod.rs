@@ -20,6 +20,7 @@
 pub(crate) mod fallbacks;
 mod kept;
 mod lost;
+pub(crate) mod noted;
 mod on_its_way;
 mod removed;
 pub(crate) mod sessions;

@@ -8,16 +8,14 @@
 //! written too; about those of the dead they wait for the decision. An end puts nothing back itself. It leaves out what one removed whose next
 //! save it cuts off.
 
-use crate::node::book::{Book, Number};
+use crate::node::book::Number;
 use crate::node::run::Engine;
-use crate::node::visibility::DECIDED_WITHIN;
 use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::tracker::is_of_run;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
-use tidemark_namespace::{Ended, FileState, FileView, WriterId, is_alive, torn_path};
-use tidemark_protocol::evidence::Verdict;
+use tidemark_namespace::{Ended, FileView, WriterId, torn_path};
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::lineage;
 use tidemark_protocol::path::RelPath;
@@ -31,11 +29,11 @@ const REMOVERS_MAX: usize = 4096;
 /// A checkpoint that lost names.
 #[derive(Debug)]
 pub(super) struct Noted {
-    removers: Vec<Arc<WriterId>>,
+    pub(super) removers: Vec<Arc<WriterId>>,
     /// Since when none of them lives, as far as it was asked.
-    dead_since: Option<Instant>,
+    pub(super) dead_since: Option<Instant>,
     /// This daemon ends, and the next one shows the names again.
-    comes_back: bool,
+    pub(super) comes_back: bool,
 }
 
 /// A removal that is not decided, and what is to be waited for.
@@ -90,31 +88,12 @@ impl Engine {
         }
     }
 
-    /// Who took names of a checkpoint's newest version that are not there. Costs a pass over its files while any removal is
-    /// remembered.
-    fn removers_of(
-        &self,
-        id: &CheckpointId,
-        is_there: impl Fn(&RelPath, FileId) -> bool,
-    ) -> Vec<Arc<WriterId>> {
-        let mut found: Vec<Arc<WriterId>> = Vec::new();
-        let heard = &self.visibility.removers;
-        let newest = self.ledger.books.get(id).filter(|_| !heard.is_empty()).and_then(Book::newest_save);
-        for (path, (file, _)) in newest.iter().flat_map(|(_, version)| &version.contents) {
-            let Some(remover) = heard.get(file) else { continue };
-            if !found.contains(remover) && !is_there(path, *file) {
-                found.push(Arc::clone(remover));
-            }
-        }
-        found
-    }
-
     /// Looks whether names of a checkpoint's newest version are gone, and who took them.
     pub(crate) fn note_removal(&mut self, id: &CheckpointId) {
         let is_there = |path: &RelPath, file| {
             self.ledger.file(path).is_some_and(|view: &Arc<FileView>| view.file == file)
         };
-        let removers = self.removers_of(id, is_there);
+        let removers = self.removals_noted().removers_of(id, is_there);
         if removers.is_empty() {
             return;
         }
@@ -156,28 +135,6 @@ impl Engine {
         });
     }
 
-    /// How it stands with the names that a checkpoint lost; none where it lost none, or that was decided. `is_there`: whether
-    /// the tree has a name of a file, which books may say later.
-    pub(crate) fn undecided_removal(
-        &self,
-        id: &CheckpointId,
-        now: Instant,
-        is_there: impl Fn(&RelPath, FileId) -> bool,
-    ) -> Option<Undecided> {
-        let Some(noted) = self.visibility.noted.get(id) else {
-            // The checkpoint is looked at once its scope is grouped.
-            return (!self.removers_of(id, is_there).is_empty()).then_some(Undecided::Now);
-        };
-        let lives = noted.removers.iter().any(|who| is_alive(&self.shared.namespace, who));
-        let in_time = |since: Instant| now.saturating_duration_since(since) < DECIDED_WITHIN;
-        Some(match noted.dead_since {
-            _ if noted.comes_back => Undecided::ComesBack,
-            _ if lives => Undecided::Lasts,
-            Some(since) if !in_time(since) => Undecided::Lasts,
-            Some(_) | None => Undecided::Now,
-        })
-    }
-
     /// Gives what is waited for.
     fn undo_removal(&mut self, id: &CheckpointId, now: Instant) -> Option<Awaited> {
         let removers = &self.visibility.noted[id].removers;
@@ -192,13 +149,16 @@ impl Engine {
         let whole = self.tree_names().is_whole_in_sight(&id.run);
         let left = Left {
             whole,
-            in_hand: !whole && self.is_another_in_hand(id),
+            in_hand: !whole && self.removals_noted().is_another_in_hand(id),
             committed: committed.is_some_and(|number| self.gc.check_stays(&(id.clone(), number)).is_ok()),
             on_its_way: newest
                 .is_some_and(|(_, version)| version.checkpoint.is_alive() && version.checkpoint.is_proven()),
         };
         let decided = decide(&removers, left);
-        if matches!(decided, Removal::Waits { .. }) && committed.is_some() && self.saves_in_vain(id) {
+        if matches!(decided, Removal::Waits { .. })
+            && committed.is_some()
+            && self.removals_noted().saves_in_vain(id)
+        {
             self.comes_back(id);
             return None;
         }
@@ -231,17 +191,6 @@ impl Engine {
         }
     }
 
-    /// Whether one of those who removed a checkpoint had begun another, which can be no more: the daemon has ended for whoever writes.
-    /// Processes on other nodes write on.
-    fn saves_in_vain(&self, id: &CheckpointId) -> bool {
-        self.shared.namespace.are_writers_refused()
-            && self.shared.cluster.get().is_none()
-            && self.visibility.noted[id]
-                .removers
-                .iter()
-                .any(|who| self.sessions().has_unfinished(who, &id.run))
-    }
-
     fn undo(&mut self, id: &CheckpointId, number: Number, why: &str) {
         let (files, back) = self.put_back(id, number);
         let what = format!("version {} is in the tree again, {back} of {files} files: {why}", number.1);
@@ -258,30 +207,5 @@ impl Engine {
             self.visibility.removers.remove(file);
         }
         self.ledger.tree_changed = true;
-    }
-
-    /// Whether the loop has not come to know yet if what is there of another checkpoint of the run is whole.
-    fn is_another_in_hand(&self, removed: &CheckpointId) -> bool {
-        let ledger = &self.ledger;
-        let another = |book: &&Book| book.id.run == removed.run && book.id != *removed;
-        ledger.has_stale_scope_in(&removed.run)
-            || ledger.books.values().filter(another).any(|book| {
-                let Some(candidate) = &book.candidate else { return false };
-                let concluded = match &book.verdict {
-                    // Some version is what is there.
-                    None => !book.versions.is_empty(),
-                    // It has no version yet, or that would be in sight.
-                    Some(Verdict::Complete { .. } | Verdict::ReadIndex { .. }) => false,
-                    Some(_) => true,
-                };
-                let mut files = ledger.files_of(candidate, &book.scope);
-                !concluded || files.any(|(_, view)| self.is_in_hand(view))
-            })
-    }
-
-    /// Whether a file is closed, and its bytes are being hashed or read.
-    fn is_in_hand(&self, view: &FileView) -> bool {
-        let waits = view.state == FileState::Closed && !self.ledger.unreadable.contains_key(&view.node);
-        waits || self.file_jobs.is_judging(view.node)
     }
 }
