@@ -45,10 +45,10 @@ impl Engine {
         let queued =
             self.backlog.queue.iter().map(|(id, number)| self.books().version(id, *number).bytes_left());
         let backlog_bytes = queued.sum::<u64>() + attempt.bytes_left();
-        self.set_paces(&record, backlog_bytes);
+        self.flushes.set_paces(&self.shared, self.draining, &record, backlog_bytes);
         let proven = record.evidence.commits();
         let kind = if proven { "complete" } else { "settled" };
-        self.event(EventLevel::Info, kind, id, record.evidence_detail.clone());
+        self.shared.event_of(EventLevel::Info, kind, id, record.evidence_detail.clone());
         if proven {
             self.remember(id);
         }
@@ -230,7 +230,7 @@ impl Engine {
             _ => {}
         }
         self.ledger.version_mut(id, number).trouble = Some(why.clone());
-        self.event(level, "not_committed", id, why);
+        self.shared.event_of(level, "not_committed", id, why);
         self.happens(id, number, event);
     }
 
@@ -290,7 +290,7 @@ impl Engine {
         self.tell_older(id, number, &CheckpointEvent::Overtaken);
         let (files, bytes) = (manifest.files.len(), manifest.size_bytes());
         let what = format!("version {} of {files} files and {bytes} bytes is committed", number.1);
-        self.event(EventLevel::Info, "committed", id, what);
+        self.shared.event_of(EventLevel::Info, "committed", id, what);
         self.gc.has_news();
         self.classify_run(&id.run);
         self.tree.tells_more(&mut self.ledger);

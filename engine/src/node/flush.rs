@@ -176,7 +176,7 @@ impl Engine {
             began_ns: self.shared.now_ns(),
         });
         // Somebody waits: drain and copies may use the whole link, and everything is looked at again.
-        self.lift_paces();
+        self.flushes.lift_paces(&self.shared);
         self.look_at_everything();
         answered
     }

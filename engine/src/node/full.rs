@@ -8,6 +8,7 @@
 //! With passthrough the kernel refuses a write without asking the daemon. So a tier counts as full by what is free in it, and not only by
 //! the calls that were refused.
 
+use crate::node::Shared;
 use crate::node::run::Engine;
 use std::time::{Duration, Instant};
 use tidemark_namespace::{KeptBy, Place, Refusals};
@@ -33,7 +34,7 @@ pub(crate) struct Full {
 
 /// The room in a tier.
 #[derive(Debug, Clone, Copy)]
-struct Room {
+pub(crate) struct Room {
     size_bytes: u64,
     available_bytes: u64,
     /// Host copies that have another copy in Tier-3.
@@ -52,15 +53,15 @@ fn is_recent(refusals: Refusals, now: Instant) -> bool {
     refusals.last.is_some_and(|last| now.saturating_duration_since(last) < SAID_FOR)
 }
 
-impl Engine {
-    fn room_in(&self, place: Place, may_give_way_bytes: u64) -> Option<Room> {
+impl Shared {
+    pub(crate) fn room_in(&self, place: Place, may_give_way_bytes: u64) -> Option<Room> {
         let (size_bytes, available_bytes) = match place {
             Place::Memory => {
-                let usage = self.shared.tier1.usage();
+                let usage = self.tier1.usage();
                 (usage.size_bytes, usage.available_bytes)
             }
             Place::Spill => {
-                let spill = self.shared.tier1.spill_usage()?;
+                let spill = self.tier1.spill_usage()?;
                 (spill.size_bytes, spill.available_bytes)
             }
         };
@@ -81,15 +82,15 @@ impl Engine {
             let held = if held.is_empty() { String::new() } else { format!(": {}", held.join(", ")) };
             format!("{title} {is}, {available} of {size} are left{held}")
         };
-        let refusals = self.shared.namespace.refusals();
-        let names = self.shared.namespace.statfs();
+        let refusals = self.namespace.refusals();
+        let names = self.namespace.statfs();
         let are_names_full = names.nodes_free == 0;
         let memory = self.room_in(Place::Memory, may_give_way("tier1"));
         let spill = self.room_in(Place::Spill, may_give_way("spill"));
         let spill_is_full = spill.is_none_or(Room::is_full);
         let mut full = Vec::new();
         if are_names_full {
-            let (names, size) = (names.nodes, Shown(self.shared.tier1.usage().size_bytes));
+            let (names, size) = (names.nodes, Shown(self.tier1.usage().size_bytes));
             let what = format!(
                 "the tree has {names} names, and a Tier-1 of {size} keeps no more: nothing can be created"
             );
@@ -111,11 +112,13 @@ impl Engine {
         }
         full
     }
+}
 
+impl Engine {
     /// Says once that saves fail, and when that is over.
     pub(crate) fn watch_room(&mut self, now: Instant) {
         let refused = is_recent(self.shared.namespace.refusals(), now);
-        let short = self.room_in(Place::Memory, 0).is_some_and(Room::is_full)
+        let short = self.shared.room_in(Place::Memory, 0).is_some_and(Room::is_full)
             || self.shared.namespace.statfs().nodes_free == 0;
         if !short && !refused {
             if std::mem::take(&mut self.full.said) {
@@ -129,7 +132,7 @@ impl Engine {
             return;
         }
         self.full.not_before = Some(now + LOOK_EVERY);
-        let full = self.full_tiers(&self.tiers_now().tiers(), now);
+        let full = self.shared.full_tiers(&self.tiers_now().tiers(), now);
         let Some((_, what)) = full.into_iter().find(|(code, _)| *code == ProblemCode::Tier1Full) else {
             return;
         };

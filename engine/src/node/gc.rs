@@ -257,7 +257,7 @@ impl Engine {
             Ok(names) => {
                 let what = format!("version {} left the tree, {names} names: {reason}", number.1);
                 self.gc.has_news();
-                return self.event(EventLevel::Info, "removed", id, what);
+                return self.shared.event_of(EventLevel::Info, "removed", id, what);
             }
             Err(error) => format!("its names stay: {error}"),
         };
@@ -295,7 +295,7 @@ impl Engine {
                 self.tier3_away.ended(&Cause::Retirement);
                 self.shared.metrics.retire_versions.inc();
                 let what = format!("version {} was given up: {}", number.1, leave.reason());
-                self.event(EventLevel::Info, "retired", id, what);
+                self.shared.event_of(EventLevel::Info, "retired", id, what);
                 self.forget_version(id, number, leave.reason());
             }
             Err(error) => {

@@ -148,6 +148,16 @@ impl Generations {
     }
 }
 
+impl Shared {
+    /// Whether a file in the tree has its bytes in this generation, under whatever name, or a program has it open.
+    pub(crate) fn needs(&self, sidecar: &LooseSidecar) -> bool {
+        let file = &sidecar.file;
+        let listed = Listed { path: &file.path, file: file.file, seal: file.seal, key: &file.key };
+        let leads = self.namespace.leads_to(&[listed]);
+        leads.copies || leads.needs
+    }
+}
+
 impl Engine {
     /// Tier-3 has further removals now. `before`: those that it had.
     pub(crate) fn removals_stand(&mut self, before: &BTreeMap<RelPath, Generation>) {
@@ -166,16 +176,6 @@ impl Engine {
         Some(loose::Removal { until, counts: self.generations.removal_counts(&self.shared, path, until) })
     }
 
-    /// The newest generation of a path that Tier-3 may have whole; none while nothing of it is known.
-    fn newest_arrived(&self, path: &RelPath) -> Option<Generation> {
-        let book = self.ledger.loose.get(path).or_else(|| self.ledger.removed_loose.get(path))?;
-        let newest = book.generation?;
-        match book.stage {
-            LooseStage::Uploading => newest.0.checked_sub(1).map(Generation),
-            LooseStage::Idle | LooseStage::Waiting { .. } | LooseStage::Uploaded { .. } => Some(newest),
-        }
-    }
-
     /// Looks at one path that is due.
     pub(crate) fn sift(&mut self, now: Instant) {
         if self.generations.running || self.draining || !self.may_write() {
@@ -188,7 +188,7 @@ impl Engine {
             return;
         };
         self.generations.due.remove(&path);
-        if let Some(newest) = self.newest_arrived(&path) {
+        if let Some(newest) = self.ledger.newest_arrived(&path) {
             self.generations.running = true;
             self.jobs.spawn(read(Arc::clone(&self.shared), path, newest, only_look));
         }
@@ -224,7 +224,7 @@ impl Engine {
     fn found(&mut self, path: RelPath, newest: Generation, only_look: bool, found: &Found) {
         let held: Vec<_> = found.sidecars.iter().map(generations::held).collect();
         let policy = self.shared.settings.retention.policy_of(&run_of(&path));
-        let needed = found.sidecars.iter().filter(|sidecar| self.needs(sidecar));
+        let needed = found.sidecars.iter().filter(|sidecar| self.shared.needs(sidecar));
         let needed: BTreeSet<_> = needed.map(|sidecar| sidecar.generation).collect();
         let removal = self.removal_of(&path);
         let verdicts = loose::retain(&policy, &held, removal, &needed, self.shared.now_ns());
@@ -247,14 +247,6 @@ impl Engine {
             self.generations.running = true;
             self.jobs.spawn(give_up(Arc::clone(&self.shared), path, newest, going));
         }
-    }
-
-    /// Whether a file in the tree has its bytes in this generation, under whatever name, or a program has it open.
-    fn needs(&self, sidecar: &LooseSidecar) -> bool {
-        let file = &sidecar.file;
-        let listed = Listed { path: &file.path, file: file.file, seal: file.seal, key: &file.key };
-        let leads = self.shared.namespace.leads_to(&[listed]);
-        leads.copies || leads.needs
     }
 
     /// How many paths are still to be looked at, and why, where nothing more happens by itself soon.
@@ -302,11 +294,6 @@ impl Engine {
         let generation = generation.unwrap_or(Generation(0));
         self.generations.wishes.insert(path.clone(), generation);
         Some(Ok(generation))
-    }
-
-    /// The name of a loose file that is not in the tree any more, with the last generation there was.
-    fn removed_generation(&self, path: &RelPath) -> Option<Generation> {
-        self.ledger.removed_loose.get(path)?.generation
     }
 
     fn put_loose_back(&mut self, sidecar: &LooseSidecar) -> Result<(), String> {
@@ -372,7 +359,8 @@ impl Node {
     pub(crate) async fn undelete_loose(&self, wanted: &Wanted) -> Result<Option<Undelete>, ApiError> {
         let Some(path) = path_of(wanted) else { return Ok(None) };
         let asked = path.clone();
-        let newest = self.ask(move |engine| engine.removed_generation(&asked)).await.ok_or_else(ending)?;
+        let newest =
+            self.ask(move |engine| engine.ledger.removed_generation(&asked)).await.ok_or_else(ending)?;
         let Some(newest) = newest else { return Ok(None) };
         let refused = |what: String, action: &str| ApiError::new(ErrorCode::Failed, what, action);
         let found = generations::readable(&self.shared().drain, &path, newest)

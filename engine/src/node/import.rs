@@ -359,7 +359,12 @@ impl Engine {
         book.versions.insert(number, version);
         let (names, back) = self.put_back(id, number);
         let what = format!("version {} was imported, {back} of {names} files are in the tree", number.1);
-        self.event(if back == names { EventLevel::Info } else { EventLevel::Warn }, "imported", id, what);
+        self.shared.event_of(
+            if back == names { EventLevel::Info } else { EventLevel::Warn },
+            "imported",
+            id,
+            what,
+        );
         if back < names {
             // Nobody removed what could not be shown.
             self.gc.keep_unshown(id.clone(), number);

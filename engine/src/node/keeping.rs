@@ -251,7 +251,7 @@ impl Engine {
         self.gc.is_shown_again(&id);
         self.ledger.tree_changed = true;
         let what = "it was removed; what Tier-3 holds of it stays there".to_owned();
-        self.event(EventLevel::Info, "removed", &id, what);
+        self.shared.event_of(EventLevel::Info, "removed", &id, what);
         Ok(Some(path))
     }
 
@@ -295,7 +295,7 @@ impl Engine {
             );
         }
         let what = format!("version {} is in the tree again, {files} files", number.1);
-        self.event(EventLevel::Info, "undeleted", &id, what);
+        self.shared.event_of(EventLevel::Info, "undeleted", &id, what);
         Ok(Undelete { checkpoint: reference, files: files as u64 })
     }
 }

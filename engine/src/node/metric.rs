@@ -10,7 +10,6 @@ use crate::node::Shared;
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
 use crate::node::ledger::{Ledger, contents};
-use crate::node::run::Engine;
 use std::collections::BTreeMap;
 use tidemark_namespace::{Caller, FsError, Namespace};
 use tidemark_protocol::documents::VersionMetric;
@@ -61,6 +60,37 @@ impl SaidLater {
     pub(crate) fn forget(&mut self, of: &(CheckpointId, Number)) {
         self.0.remove(of);
     }
+
+    /// Takes down what the tree says of a checkpoint's newest committed version. Costs a pass over its names.
+    pub(crate) fn note_metric(&mut self, shared: &Shared, ledger: &mut Ledger, id: &CheckpointId) {
+        let Some(book) = ledger.books.get(id) else { return };
+        let Some((number, version)) = book.committed() else { return };
+        let Some(manifest) = version.manifest() else { return };
+        let of = (id.clone(), *number);
+        let written = in_manifest(manifest, &book.path());
+        let before = self.0.get(&of).or(written.as_ref());
+        let now = in_tree(shared, ledger, book, version);
+        if now.as_ref() == before || !has_every_name(ledger, book, version) {
+            return;
+        }
+        let taken_away = || Some(Said { path: before?.path.clone(), value: Vec::new() });
+        let now = now.or_else(taken_away);
+        if now.as_ref() == before {
+            return;
+        }
+        match now.filter(|now| Some(now) != written.as_ref()) {
+            Some(now) => self.0.insert(of, now),
+            None => self.0.remove(&of),
+        };
+        ledger.tree_changed = true;
+    }
+
+    /// A version's names were made from its manifest.
+    pub(crate) fn show_metric(&self, shared: &Shared, id: &CheckpointId, number: Number) {
+        if let Some(said) = self.0.get(&(id.clone(), number)) {
+            show(shared, &said.path, &said.value);
+        }
+    }
 }
 
 fn value_of(attributes: &Attributes) -> Option<&Base64> {
@@ -93,59 +123,26 @@ pub(crate) fn show(shared: &Shared, path: &RelPath, value: &[u8]) {
     }
 }
 
-impl Engine {
-    /// Takes down what the tree says of a checkpoint's newest committed version. Costs a pass over its names.
-    pub(crate) fn note_metric(&mut self, id: &CheckpointId) {
-        let Some(book) = self.ledger.books.get(id) else { return };
-        let Some((number, version)) = book.committed() else { return };
-        let Some(manifest) = version.manifest() else { return };
-        let of = (id.clone(), *number);
-        let written = in_manifest(manifest, &book.path());
-        let before = self.said_later.0.get(&of).or(written.as_ref());
-        let now = self.in_tree(book, version);
-        if now.as_ref() == before || !self.has_every_name(book, version) {
-            return;
-        }
-        let taken_away = || Some(Said { path: before?.path.clone(), value: Vec::new() });
-        let now = now.or_else(taken_away);
-        if now.as_ref() == before {
-            return;
-        }
-        match now.filter(|now| Some(now) != written.as_ref()) {
-            Some(now) => self.said_later.0.insert(of, now),
-            None => self.said_later.0.remove(&of),
-        };
-        self.ledger.tree_changed = true;
-    }
-
-    fn in_tree(&self, book: &Book, version: &VersionBook) -> Option<Said> {
-        let top = RelPath::new(book.path()).ok();
-        let own = top.and_then(|path| Some(Said { value: metric_at(&self.shared.namespace, &path)?, path }));
-        own.or_else(|| {
-            version.contents.keys().find_map(|path| {
-                let xattrs = &self.ledger.file(path)?.xattrs;
-                let (_, value) = xattrs.iter().find(|(name, _)| name == METRIC_XATTR.as_bytes())?;
-                Some(Said { path: path.clone(), value: value.clone() })
-            })
+fn in_tree(shared: &Shared, ledger: &Ledger, book: &Book, version: &VersionBook) -> Option<Said> {
+    let top = RelPath::new(book.path()).ok();
+    let own = top.and_then(|path| Some(Said { value: metric_at(&shared.namespace, &path)?, path }));
+    own.or_else(|| {
+        version.contents.keys().find_map(|path| {
+            let xattrs = &ledger.file(path)?.xattrs;
+            let (_, value) = xattrs.iter().find(|(name, _)| name == METRIC_XATTR.as_bytes())?;
+            Some(Said { path: path.clone(), value: value.clone() })
         })
-    }
+    })
+}
 
-    /// Whether the tree holds all of a version, and nothing else under the checkpoint's name: then what it says is about that
-    /// version, and what it does not say was not lost with a name.
-    fn has_every_name(&self, book: &Book, version: &VersionBook) -> bool {
-        let Some(candidate) = &book.candidate else { return false };
-        let present = contents(self.ledger.files_of(candidate, &book.scope));
-        present.is_some_and(|present| {
-            present.len() == version.contents.len() && is_covered(&present, &version.contents)
-        })
-    }
-
-    /// A version's names were made from its manifest.
-    pub(crate) fn show_metric(&self, id: &CheckpointId, number: Number) {
-        if let Some(said) = self.said_later.0.get(&(id.clone(), number)) {
-            show(&self.shared, &said.path, &said.value);
-        }
-    }
+/// Whether the tree holds all of a version, and nothing else under the checkpoint's name: then what it says is about that
+/// version, and what it does not say was not lost with a name.
+fn has_every_name(ledger: &Ledger, book: &Book, version: &VersionBook) -> bool {
+    let Some(candidate) = &book.candidate else { return false };
+    let present = contents(ledger.files_of(candidate, &book.scope));
+    present.is_some_and(|present| {
+        present.len() == version.contents.len() && is_covered(&present, &version.contents)
+    })
 }
 
 fn metric_at(namespace: &Namespace, path: &RelPath) -> Option<Vec<u8>> {

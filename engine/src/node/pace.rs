@@ -4,7 +4,7 @@
 //! `protocol::replication`), the nodes that hear of it (`cluster`), how much has no copy (each node's `replicate`).
 
 use crate::node::Shared;
-use crate::node::run::Engine;
+use crate::node::flush::Flushes;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tidemark_protocol::record::Record;
@@ -12,46 +12,43 @@ use tidemark_protocol::record::Record;
 /// That somebody waits is told again after this, should it have been missed: when a job ends all its nodes flush, and again and again.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-impl Engine {
-    /// A version is complete, and `backlog_bytes`, its own included, are not in Tier-3. While somebody waits nothing is held back.
-    pub(crate) fn set_paces(&mut self, record: &Record, backlog_bytes: u64) {
-        if !self.flushes.is_empty() || self.draining {
-            return;
-        }
-        if self.shared.settings.tier3.paced {
-            self.shared.drain.with_pace(|pace, at| pace.version_completed(at, backlog_bytes));
-        }
-        let homes: BTreeSet<_> = record.files.iter().map(|file| file.file.incarnation).collect();
-        if let Some(replicator) = self.shared.replicator.get()
-            && homes.contains(&self.shared.drain.life.incarnation)
-        {
-            replicator.checkpoint_completed();
-        }
-        if let Some(cluster) = self.shared.cluster.get() {
-            cluster.tell_completed(&homes);
-        }
-        self.flushes.told_others = None;
-    }
-
-    /// Somebody waits until all is safe: no limits until the next version is complete.
-    pub(crate) fn lift_paces(&mut self) {
-        self.shared.drain.with_pace(|pace, _| pace.lift());
-        self.shared.lift_pace_of_copies();
-        let is_told = self.flushes.told_others.is_some_and(|at| at.elapsed() < TELL_EVERY);
-        if let Some(cluster) =
-            self.shared.cluster.get().filter(|cluster| cluster.is_coordinator() && !is_told)
-        {
-            cluster.tell_waited_for();
-            self.flushes.told_others = Some(Instant::now());
-        }
-    }
-}
-
 impl Shared {
     /// Copies of this node's files are waited for, or this node ends.
     pub fn lift_pace_of_copies(&self) {
         if let Some(replicator) = self.replicator.get() {
             replicator.lift_pace();
         }
+    }
+}
+impl Flushes {
+    /// Somebody waits until all is safe: no limits until the next version is complete.
+    pub(crate) fn lift_paces(&mut self, shared: &Shared) {
+        shared.drain.with_pace(|pace, _| pace.lift());
+        shared.lift_pace_of_copies();
+        let is_told = self.told_others.is_some_and(|at| at.elapsed() < TELL_EVERY);
+        if let Some(cluster) = shared.cluster.get().filter(|cluster| cluster.is_coordinator() && !is_told) {
+            cluster.tell_waited_for();
+            self.told_others = Some(Instant::now());
+        }
+    }
+
+    /// A version is complete, and `backlog_bytes`, its own included, are not in Tier-3. While somebody waits nothing is held back.
+    pub(crate) fn set_paces(&mut self, shared: &Shared, draining: bool, record: &Record, backlog_bytes: u64) {
+        if !self.is_empty() || draining {
+            return;
+        }
+        if shared.settings.tier3.paced {
+            shared.drain.with_pace(|pace, at| pace.version_completed(at, backlog_bytes));
+        }
+        let homes: BTreeSet<_> = record.files.iter().map(|file| file.file.incarnation).collect();
+        if let Some(replicator) = shared.replicator.get()
+            && homes.contains(&shared.drain.life.incarnation)
+        {
+            replicator.checkpoint_completed();
+        }
+        if let Some(cluster) = shared.cluster.get() {
+            cluster.tell_completed(&homes);
+        }
+        self.told_others = None;
     }
 }

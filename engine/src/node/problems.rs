@@ -122,7 +122,7 @@ impl<'a> NodeHealth<'a> {
                 "`ckptctl why PATH` says what is known of it; save it again, `ckptctl commit` it where it is whole, or remove it",
             );
         }
-        for (code, what) in self.engine.full_tiers(tiers, now) {
+        for (code, what) in self.engine.shared.full_tiers(tiers, now) {
             add(
                 code,
                 what,

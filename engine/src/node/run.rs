@@ -231,6 +231,21 @@ async fn run(
     engine.jobs.abort_all();
 }
 
+impl Shared {
+    /// Files that changed are copied to other nodes.
+    pub(crate) fn copy_to_peers(&self, nodes: &[NodeId]) {
+        if let Some(replicator) = self.replicator.get() {
+            nodes.iter().for_each(|node| replicator.look_at_node(*node, Priority::Base));
+        }
+    }
+
+    pub(crate) fn event_of(&self, level: EventLevel, kind: &str, id: &CheckpointId, what: String) {
+        let path = tidemark_protocol::key::checkpoint_path(&id.run, &id.directory);
+        let path = path_text(&path);
+        self.events.add(self.now_ns(), level, kind, Some(path), what);
+    }
+}
+
 impl Engine {
     fn new(shared: Arc<Shared>, rules: Rules, recovered: Recovered) -> Self {
         let now = Instant::now();
@@ -279,7 +294,7 @@ impl Engine {
     fn catch_up(&mut self) {
         let nodes = self.shared.namespace.take_dirty();
         self.ledger.refresh(&self.shared.namespace, &nodes);
-        self.copy(&nodes);
+        self.shared.copy_to_peers(&nodes);
     }
 
     /// Whether something happened to paths that are asked about of which the ledger had not heard; it has now.
@@ -294,7 +309,7 @@ impl Engine {
         };
         let had = asked(&self.ledger);
         self.ledger.refresh(&self.shared.namespace, &nodes);
-        self.copy(&nodes);
+        self.shared.copy_to_peers(&nodes);
         had || asked(&self.ledger)
     }
 
@@ -302,13 +317,6 @@ impl Engine {
     pub(crate) fn had_not_heard_of(&mut self, id: &CheckpointId) -> bool {
         let scope = self.ledger.books[id].scope.clone();
         self.had_not_heard(|rules, path| rules.scope(path) == scope) || self.ledger.is_stale_scope(&scope)
-    }
-
-    /// Files that changed are copied to other nodes.
-    fn copy(&self, nodes: &[NodeId]) {
-        if let Some(replicator) = self.shared.replicator.get() {
-            nodes.iter().for_each(|node| replicator.look_at_node(*node, Priority::Base));
-        }
     }
 
     /// How long the loop may wait for an event.
@@ -331,7 +339,7 @@ impl Engine {
             let _ = self.shared.namespace.take_removers();
         }
         self.file_jobs.start_seals(&self.shared, &mut self.ledger, &mut self.jobs);
-        self.start_scrub(now);
+        self.scrub.start(&self.shared, &self.ledger, &mut self.jobs, self.draining, now);
     }
 
     /// What it decided about others go on with. Jobs that run are dropped: what they wrote is found again.
@@ -400,7 +408,7 @@ impl Engine {
         self.end_pauses(now);
         self.give_turns();
         self.write_tree(now);
-        self.start_scrub(now);
+        self.scrub.start(&self.shared, &self.ledger, &mut self.jobs, self.draining, now);
         self.collect(now);
         self.sift(now);
         self.answer_flushes(now);
@@ -422,7 +430,7 @@ impl Engine {
             self.unsettled.remove(id);
             return;
         }
-        self.note_metric(id);
+        self.said_later.note_metric(&self.shared, &mut self.ledger, id);
         if self.draining || self.rescues().stays_torn(id) {
             self.seal_what_was_cut(id);
         }
@@ -464,9 +472,9 @@ impl Engine {
         let why = || decide::waits_for(book);
         if book.is_torn() && !torn_before {
             self.shared.metrics.torn_versions.inc();
-            self.event(EventLevel::Warn, "torn", id, why());
+            self.shared.event_of(EventLevel::Warn, "torn", id, why());
         } else if book.is_kept_without_proof() && !kept_before {
-            self.event(
+            self.shared.event_of(
                 EventLevel::Warn,
                 "incomplete",
                 id,
@@ -494,7 +502,7 @@ impl Engine {
                 }
             }
             Action::Raise { number, evidence, detail } => {
-                self.event(EventLevel::Info, "complete", id, detail.clone());
+                self.shared.event_of(EventLevel::Info, "complete", id, detail.clone());
                 self.happens(id, number, CheckpointEvent::Proven { evidence, detail });
             }
         }
@@ -569,12 +577,6 @@ impl Engine {
         metrics.lag_versions.set(gauge(lag.versions));
         metrics.lag_bytes.set(gauge(lag.bytes));
         metrics.lag_seconds.set(lag.seconds);
-    }
-
-    pub(crate) fn event(&self, level: EventLevel, kind: &str, id: &CheckpointId, what: String) {
-        let path = tidemark_protocol::key::checkpoint_path(&id.run, &id.directory);
-        let path = path_text(&path);
-        self.shared.events.add(self.shared.now_ns(), level, kind, Some(path), what);
     }
 }
 

@@ -7,6 +7,7 @@ use crate::node::Shared;
 use crate::node::book::Book;
 use crate::node::flush::covers;
 use crate::node::jobs::Done;
+use crate::node::ledger::Ledger;
 use crate::node::run::Engine;
 use crate::restore::{Origin, RestoreError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -17,6 +18,7 @@ use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::report::{BrokenInvariant, EventLevel, path_text};
+use tokio::task::JoinSet;
 
 /// After a pass over everything the scrub rests at least this long, so that a nearly empty Tier-1 costs nothing.
 const REST: Duration = Duration::from_secs(30);
@@ -269,6 +271,66 @@ impl Scrub {
             shared.events.add(shared.now_ns(), EventLevel::Error, "corrupt", Some(path), what);
         }
     }
+
+    pub(crate) fn start(
+        &mut self,
+        shared: &Arc<Shared>,
+        ledger: &Ledger,
+        jobs: &mut JoinSet<Done>,
+        draining: bool,
+        now: Instant,
+    ) {
+        let rate = shared.settings.verify.scrub_bytes_per_s;
+        if self.running || draining {
+            return;
+        }
+        if let Some(target) = self.closed_again(shared, ledger, now) {
+            self.running = true;
+            let shared = Arc::clone(shared);
+            jobs.spawn(async move { Done::Scrubbed(scrub(&shared, target).await) });
+            return;
+        }
+        if rate == 0 || self.not_before > now {
+            return;
+        }
+        if self.left.is_empty() {
+            let nodes: BTreeSet<_> = ledger.files().map(|(_, view)| view.node).collect();
+            self.left.extend(nodes);
+            self.left.extend(shared.namespace.copies().iter().map(|copy| copy.node));
+        }
+        let mut next = None;
+        while next.is_none()
+            && let Some(node) = self.left.pop_front()
+        {
+            let found = ledger.node(node).filter(|(_, view)| view.host && view.opens == 0);
+            next = found.and_then(|(path, view)| target(path.to_string(), view));
+            next = next.or_else(|| shared.namespace.copy_at(node).map(copy_target));
+        }
+        let Some(next) = next else {
+            self.not_before = now + REST;
+            return;
+        };
+        self.running = true;
+        // The time this file may take at the pace; the next one waits for it.
+        let pace = Duration::from_millis(next.size_bytes.saturating_mul(1000) / rate);
+        self.not_before = now + if self.left.is_empty() { pace.max(REST) } else { pace };
+        let shared = Arc::clone(shared);
+        jobs.spawn(async move { Done::Scrubbed(scrub(&shared, next).await) });
+    }
+
+    /// A file to look at out of its turn, now that nobody has it open. It stays one until it was looked at.
+    pub(crate) fn closed_again(&mut self, shared: &Shared, ledger: &Ledger, now: Instant) -> Option<Target> {
+        let namespace = Arc::clone(&shared.namespace);
+        self.again.retain(|file, _| namespace.node_of_file(*file).is_some());
+        let due = self.again.iter().filter(|(_, not_before)| **not_before <= now);
+        let mut due = due.map(|(file, _)| *file);
+        due.find_map(|file| {
+            // The ledger's view tells of closes by writers only; readers are asked for.
+            let view = namespace.view_of(file).filter(|view| view.opens == 0)?;
+            let (path, view) = ledger.node(view.node)?;
+            target(path.to_string(), view)
+        })
+    }
 }
 
 impl Shared {
@@ -288,59 +350,6 @@ impl Engine {
         let place = path_text(place);
         let looked_at = |path: &str| covers(place.as_bytes(), path.as_bytes()) || around.contains(path);
         self.scrub.note_unmended(looked_at, found);
-    }
-
-    pub(crate) fn start_scrub(&mut self, now: Instant) {
-        let rate = self.shared.settings.verify.scrub_bytes_per_s;
-        if self.scrub.running || self.draining {
-            return;
-        }
-        if let Some(target) = self.closed_again(now) {
-            self.scrub.running = true;
-            let shared = Arc::clone(&self.shared);
-            self.jobs.spawn(async move { Done::Scrubbed(scrub(&shared, target).await) });
-            return;
-        }
-        if rate == 0 || self.scrub.not_before > now {
-            return;
-        }
-        if self.scrub.left.is_empty() {
-            let nodes: BTreeSet<_> = self.ledger.files().map(|(_, view)| view.node).collect();
-            self.scrub.left.extend(nodes);
-            self.scrub.left.extend(self.shared.namespace.copies().iter().map(|copy| copy.node));
-        }
-        let mut next = None;
-        while next.is_none()
-            && let Some(node) = self.scrub.left.pop_front()
-        {
-            let found = self.ledger.node(node).filter(|(_, view)| view.host && view.opens == 0);
-            next = found.and_then(|(path, view)| target(path.to_string(), view));
-            next = next.or_else(|| self.shared.namespace.copy_at(node).map(copy_target));
-        }
-        let Some(next) = next else {
-            self.scrub.not_before = now + REST;
-            return;
-        };
-        self.scrub.running = true;
-        // The time this file may take at the pace; the next one waits for it.
-        let pace = Duration::from_millis(next.size_bytes.saturating_mul(1000) / rate);
-        self.scrub.not_before = now + if self.scrub.left.is_empty() { pace.max(REST) } else { pace };
-        let shared = Arc::clone(&self.shared);
-        self.jobs.spawn(async move { Done::Scrubbed(scrub(&shared, next).await) });
-    }
-
-    /// A file to look at out of its turn, now that nobody has it open. It stays one until it was looked at.
-    fn closed_again(&mut self, now: Instant) -> Option<Target> {
-        let namespace = Arc::clone(&self.shared.namespace);
-        self.scrub.again.retain(|file, _| namespace.node_of_file(*file).is_some());
-        let due = self.scrub.again.iter().filter(|(_, not_before)| **not_before <= now);
-        let mut due = due.map(|(file, _)| *file);
-        due.find_map(|file| {
-            // The ledger's view tells of closes by writers only; readers are asked for.
-            let view = namespace.view_of(file).filter(|view| view.opens == 0)?;
-            let (path, view) = self.ledger.node(view.node)?;
-            target(path.to_string(), view)
-        })
     }
 }
 

@@ -54,7 +54,7 @@ impl Engine {
             match (names_of(&candidate).iter().find(in_sight).is_some(), names) {
                 (true, Names::Kept) => continue,
                 (true, Names::Empty) => {
-                    if let Err(error) = self.hide_names(&candidate) {
+                    if let Err(error) = self.shared.hide_names(&candidate) {
                         tracing::error!(checkpoint = %format_args!("{}/{}", id.run, id.directory), %error, "a part of a checkpoint stays in sight");
                         continue;
                     }
@@ -63,7 +63,7 @@ impl Engine {
                          them back",
                         candidate.files.len()
                     );
-                    self.event(EventLevel::Warn, "hidden", &id, what);
+                    self.shared.event_of(EventLevel::Warn, "hidden", &id, what);
                     self.visibility.kept.push((id.clone(), number));
                 }
                 (false, Names::Kept | Names::Empty) => {}

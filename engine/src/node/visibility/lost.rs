@@ -88,7 +88,7 @@ impl Engine {
             match self.show_names(&candidate) {
                 Ok(()) => {
                     let what = format!("version {} was read whole after all, and is in sight again", of.1.1);
-                    self.event(EventLevel::Info, "found", &of.0, what);
+                    self.shared.event_of(EventLevel::Info, "found", &of.0, what);
                 }
                 Err(why) => {
                     tracing::error!(checkpoint = %format_args!("{}/{}", of.0.run, of.0.directory), why, "what was read whole stays out of sight");
@@ -125,7 +125,7 @@ impl Engine {
         else {
             return Ok(());
         };
-        self.hide_names(&candidate)?;
+        self.shared.hide_names(&candidate)?;
         // Nobody removed it.
         self.gc.keep_unshown(id.clone(), number);
         self.visibility.out_of_sight.insert((id.clone(), number));
@@ -135,7 +135,7 @@ impl Engine {
              comes back, and `ckptctl undelete` puts it back at once, `ckptctl recover --plan` says what a job loads now",
             number.1
         );
-        self.event(EventLevel::Error, "lost", id, what);
+        self.shared.event_of(EventLevel::Error, "lost", id, what);
         let book = &self.ledger.books[id];
         let older = book.versions.range(..number).rev();
         let mut readable = older.filter(|(_, version)| {

@@ -194,7 +194,7 @@ impl Engine {
     fn undo(&mut self, id: &CheckpointId, number: Number, why: &str) {
         let (files, back) = self.put_back(id, number);
         let what = format!("version {} is in the tree again, {back} of {files} files: {why}", number.1);
-        self.event(EventLevel::Warn, "undeleted", id, what);
+        self.shared.event_of(EventLevel::Warn, "undeleted", id, what);
         self.end_removal(id);
     }
 

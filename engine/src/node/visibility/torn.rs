@@ -5,6 +5,7 @@
 //!
 //! Nobody waits for a reader: the names go as soon as the last process of the session that wrote them is gone.
 
+use crate::node::Shared;
 use crate::node::book::Number;
 use crate::node::decide::verdict_text;
 use crate::node::recover::{Adopter, Knows, Wishes, adopt_files};
@@ -33,6 +34,12 @@ pub(crate) fn names_of(candidate: &Candidate) -> Vec<RelPath> {
     };
     names.sort();
     names
+}
+
+impl Shared {
+    pub(crate) fn hide_names(&self, candidate: &Candidate) -> Result<(), FsError> {
+        names_of(candidate).iter().try_for_each(|name| self.hide(name))
+    }
 }
 
 impl Engine {
@@ -70,17 +77,18 @@ impl Engine {
         };
         let said = self.visibility.why_in_sight(id) == Some(why.as_str());
         if !said {
-            self.event(EventLevel::Warn, "torn_in_sight", id, format!("it stays where it is: {why}"));
+            self.shared.event_of(
+                EventLevel::Warn,
+                "torn_in_sight",
+                id,
+                format!("it stays where it is: {why}"),
+            );
         }
         self.visibility.in_sight.insert(id.clone(), InSight { why, lasts: process.is_none() });
     }
 
-    pub(crate) fn hide_names(&self, candidate: &Candidate) -> Result<(), FsError> {
-        names_of(candidate).iter().try_for_each(|name| self.shared.hide(name))
-    }
-
     fn hide(&mut self, id: &CheckpointId, candidate: &Candidate) -> Result<(), FsError> {
-        self.hide_names(candidate)?;
+        self.shared.hide_names(candidate)?;
         self.shared.metrics.torn_hidden.inc();
         let why = self.ledger.books[id].verdict.as_ref().map(verdict_text).unwrap_or_default();
         self.visibility.hidden.insert(id.clone(), why.clone());
@@ -96,7 +104,7 @@ impl Engine {
             "{} files went out of sight, below .tidemark/torn: {why}; `ckptctl undelete` puts them back",
             candidate.files.len()
         );
-        self.event(EventLevel::Warn, "hidden", id, what);
+        self.shared.event_of(EventLevel::Warn, "hidden", id, what);
         // Saved over a version that is committed: the name means that one again.
         let committed = self.ledger.books[id].committed().map(|(number, _)| *number);
         self.note_on_its_way(id, candidate.shape);
@@ -121,7 +129,7 @@ impl Engine {
         let (files, back) = self.put_back(id, number);
         self.visibility.note_stand_in(id, number);
         let what = format!("version {} is served under the name again, {back} of {files} files", number.1);
-        self.event(EventLevel::Warn, "fallback", id, what);
+        self.shared.event_of(EventLevel::Warn, "fallback", id, what);
     }
 
     /// Tries again to put back what could not be: once a second, until it can or the name is used anew.
@@ -155,7 +163,7 @@ impl Engine {
             manifest.directories.iter().for_each(|directory| adopter.adopt_directory(directory));
         });
         self.gc.end_withdrawal(&(id.clone(), number));
-        self.show_metric(id, number);
+        self.said_later.show_metric(&self.shared, id, number);
         self.classify_run(&id.run);
         let there = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
         (names.clone().count(), names.filter(there).count())
@@ -170,7 +178,12 @@ impl Engine {
             return Some(Err(why));
         }
         self.visibility.returned.insert(found.id.clone());
-        self.event(EventLevel::Info, "undeleted", &found.id, "it is in sight again, as it is".to_owned());
+        self.shared.event_of(
+            EventLevel::Info,
+            "undeleted",
+            &found.id,
+            "it is in sight again, as it is".to_owned(),
+        );
         let (timeline, version) = self.books().next_number(&found.id);
         let reference = CheckpointRef { timeline, step: found.step, version, path: path_text(path) };
         Some(Ok((reference, found.files.len())))

@@ -3,10 +3,12 @@
 //! Owns: which checkpoint a tracker may name, and when; that it waits for what may become whole. Does not own: what a tracker
 //! says (`protocol::shield`), which checkpoints go out of sight (`torn`, `kept`).
 
+use crate::node::Shared;
 use crate::node::book::Book;
 use crate::node::flush::covers;
 use crate::node::recover::Knows;
 use crate::node::run::Engine;
+use crate::node::visibility::Visibility;
 use crate::node::visibility::fallbacks::{Fit, Newer};
 use crate::node::visibility::timetable::Subject;
 use std::sync::Arc;
@@ -58,6 +60,38 @@ impl<'a> Wrong<'a> {
 pub(crate) fn is_of_run(run: &RunPath) -> impl Fn(&Rules, &RelPath) -> bool {
     let run = run.path().cloned();
     move |_, path| run.as_ref().is_none_or(|run| path.is_below(run))
+}
+
+impl Visibility {
+    /// Whether a tracker waits for what may become whole; not for ever where there is an older one that it could name.
+    fn tracker_waits(
+        &mut self,
+        shared: &Shared,
+        tracker: &RelPath,
+        newer: &Newer,
+        could_name_older: bool,
+    ) -> bool {
+        let now = Instant::now();
+        self.waiting.retain(|_, wait| wait.asked + FORGOTTEN_AFTER > now);
+        let longest = Duration::from_secs_f64(shared.settings.save.settle_s) + PATIENCE;
+        let is_new = !self.waiting.contains_key(tracker);
+        let wait = self.waiting.entry(tracker.clone()).or_insert(Wait {
+            began: now,
+            could_name_older: None,
+            asked: now,
+        });
+        wait.asked = now;
+        let since = wait.could_name_older.filter(|_| could_name_older && !newer.sealing).unwrap_or(now);
+        wait.could_name_older = Some(since);
+        let waits = now.saturating_duration_since(since) < longest;
+        if is_new {
+            let newer = tidemark_protocol::key::checkpoint_path(&newer.id.run, &newer.id.directory);
+            let path = path_text(tracker.as_bytes());
+            let what = format!("it says what it said while {} may become whole", path_text(&newer));
+            shared.events.add(shared.now_ns(), EventLevel::Info, "tracker", Some(path), what);
+        }
+        waits
+    }
 }
 
 impl Engine {
@@ -195,7 +229,7 @@ impl Engine {
             return true;
         }
         if let Some(newer) = newer
-            && self.waits(path, &newer, named.is_some())
+            && self.visibility.tracker_waits(&self.shared, path, &newer, named.is_some())
         {
             return false;
         }
@@ -219,7 +253,7 @@ impl Engine {
         };
         match what {
             Ok(what) => {
-                self.event(EventLevel::Warn, "tracker", beside, what);
+                self.shared.event_of(EventLevel::Warn, "tracker", beside, what);
                 // A flush that is answered next knows of it.
                 let put = self.shared.namespace.node_at(path.as_bytes());
                 let changed: Vec<_> = put.into_iter().chain([view.node]).collect();
@@ -238,30 +272,6 @@ impl Engine {
         let trackers: Vec<_> =
             self.books().trackers_of(id, &candidate.framework).map(|(path, ..)| path).collect();
         trackers.into_iter().for_each(|path| self.ledger.loose_due.insert(path));
-    }
-
-    /// Whether a tracker waits for what may become whole; not for ever where there is an older one that it could name.
-    fn waits(&mut self, tracker: &RelPath, newer: &Newer, could_name_older: bool) -> bool {
-        let now = Instant::now();
-        self.visibility.waiting.retain(|_, wait| wait.asked + FORGOTTEN_AFTER > now);
-        let longest = Duration::from_secs_f64(self.shared.settings.save.settle_s) + PATIENCE;
-        let is_new = !self.visibility.waiting.contains_key(tracker);
-        let wait = self.visibility.waiting.entry(tracker.clone()).or_insert(Wait {
-            began: now,
-            could_name_older: None,
-            asked: now,
-        });
-        wait.asked = now;
-        let since = wait.could_name_older.filter(|_| could_name_older && !newer.sealing).unwrap_or(now);
-        wait.could_name_older = Some(since);
-        let waits = now.saturating_duration_since(since) < longest;
-        if is_new {
-            let newer = tidemark_protocol::key::checkpoint_path(&newer.id.run, &newer.id.directory);
-            let path = path_text(tracker.as_bytes());
-            let what = format!("it says what it said while {} may become whole", path_text(&newer));
-            self.shared.events.add(self.shared.now_ns(), EventLevel::Info, "tracker", Some(path), what);
-        }
-        waits
     }
 
     /// Whether a tracker at or below `place` is about to say something else, as far as was known at `asked`.

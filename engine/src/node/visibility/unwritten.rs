@@ -181,7 +181,7 @@ impl Engine {
                                 "it held {} files in flight, {} that come before what is saved, and no other: {why}",
                                 found.temporaries, found.forewords
                             );
-                            self.event(EventLevel::Warn, "hidden", &id, what);
+                            self.shared.event_of(EventLevel::Warn, "hidden", &id, what);
                         }
                         Err(error) => {
                             tracing::error!(path = %found.directories[0], %error, "an empty checkpoint stays");

@@ -22,7 +22,7 @@ const FILES_MAX: usize = 2;
 const LARGER: &[(&str, &str, usize, usize)] = &[
     ("tidemark-control", "Catalog", 66, 9),
     ("tidemark-engine", "Cluster", 75, 8),
-    ("tidemark-engine", "Engine", 163, 29),
+    ("tidemark-engine", "Engine", 146, 27),
     ("tidemark-engine", "Node", 64, 18),
     ("tidemark-meta", "Node", 54, 4),
     ("tidemark-namespace", "Namespace", 266, 30),
