@@ -13,6 +13,8 @@ const END_64: u32 = 0x0606_4b50;
 const LOCATOR_64: u32 = 0x0706_4b50;
 const END: u32 = 0x0605_4b50;
 
+/// A descriptor's identifier and checksum.
+pub(crate) const START_BYTES: usize = 8;
 const LOCAL_HEADER_BYTES: u64 = 30;
 /// Identifier and length of an extra field.
 const EXTRA_BYTES: u64 = 4;
@@ -35,6 +37,8 @@ pub(crate) struct Record {
     pub(crate) data_at: u64,
     padding: u64,
     pub(crate) crc: u32,
+    /// What stands where a descriptor has its checksum, if the record's own bytes begin as a descriptor does.
+    mistaken: Option<u32>,
 }
 
 /// The records so far. Their order is that of the file.
@@ -63,6 +67,13 @@ impl Layout {
         self.records[index].crc = crc;
     }
 
+    /// Takes the first [`START_BYTES`] of a record's bytes, or all of a shorter one.
+    pub(crate) fn set_start(&mut self, index: usize, start: &[u8]) {
+        let words = start.first_chunk::<START_BYTES>().map(|bytes| u64::from_le_bytes(*bytes));
+        let mistaken = words.filter(|words| words & LARGE == u64::from(DESCRIPTOR)).map(|words| words >> 32);
+        self.records[index].mistaken = mistaken.and_then(|crc| u32::try_from(crc).ok());
+    }
+
     /// Adds a record behind the others. Returns its index.
     pub(crate) fn add(&mut self, name: &str, size: u64) -> Result<usize, String> {
         let name = format!("{}/{name}", self.name);
@@ -74,7 +85,7 @@ impl Layout {
         let unpadded = header_at + LOCAL_HEADER_BYTES + name.len() as u64 + extra;
         let padding = unpadded.next_multiple_of(self.alignment) - unpadded;
         let data_at = unpadded + padding;
-        let record = Record { name, size, header_at, data_at, padding, crc: 0 };
+        let record = Record { name, size, header_at, data_at, padding, crc: 0, mistaken: None };
         self.end = data_at + size + record.descriptor_bytes();
         self.records.push(record);
         Ok(self.records.len() - 1)
@@ -96,12 +107,15 @@ impl Layout {
     }
 
     /// The number that torch's writer puts into the id: a hash of the checksums of all records that have bytes, in order.
+    ///
+    /// The writer finds the checksums in what it writes: it takes each write that begins as a descriptor does for one
+    /// (`ostream_write_func` in `caffe2/serialize/inline_container.cc`), and a record's bytes are one write.
     pub(crate) fn combined(&self) -> u64 {
-        self.records.iter().filter(|record| record.size > 0).fold(0, |seed: u64, record| {
-            let mixed = u64::from(record.crc)
-                .wrapping_add(0x9e37_79b9)
-                .wrapping_add(seed << 6)
-                .wrapping_add(seed >> 2);
+        let records = self.records.iter().filter(|record| record.size > 0);
+        let found = records.flat_map(|record| record.mistaken.into_iter().chain([record.crc]));
+        found.fold(0, |seed: u64, crc| {
+            let mixed =
+                u64::from(crc).wrapping_add(0x9e37_79b9).wrapping_add(seed << 6).wrapping_add(seed >> 2);
             seed ^ mixed
         })
     }

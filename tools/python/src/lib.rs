@@ -14,7 +14,7 @@ use crc32fast::Hasher;
 use pyo3::exceptions::{PyIndexError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::archive::{Layout, Record};
+use crate::archive::{Layout, Record, START_BYTES};
 use crate::copy::{BLOCK_BYTES, Block, File, Memory, Stop};
 use crate::mapping::Mapping;
 
@@ -33,8 +33,8 @@ enum Source {
     Own(Vec<u8>),
     /// In memory of a tensor; true once `copy` has brought them into the file.
     Tensor(Memory, bool),
-    /// Given piece by piece: so many bytes so far, and their checksum.
-    Pieces(u64, Hasher),
+    /// Given piece by piece: the number of bytes so far, their checksum, the first of them.
+    Pieces(u64, Hasher, Vec<u8>),
 }
 
 /// An archive that is being written into an open file.
@@ -79,7 +79,7 @@ impl Archive {
     /// Adds a record with `size` bytes, which `put` gives.
     fn add_pieces(&mut self, name: &str, size: u64) -> PyResult<usize> {
         let index = self.layout.add(name, size).map_err(PyValueError::new_err)?;
-        self.sources.push(Source::Pieces(0, Hasher::new()));
+        self.sources.push(Source::Pieces(0, Hasher::new(), vec![]));
         Ok(index)
     }
 
@@ -100,7 +100,7 @@ impl Archive {
         let is_complete = |(record, source): &(&Record, &Source)| match source {
             Source::Own(_) => true,
             Source::Tensor(_, copied) => *copied || record.size < GATHERED_BYTES,
-            Source::Pieces(given, _) => *given == record.size,
+            Source::Pieces(given, ..) => *given == record.size,
         };
         self.layout.records().iter().zip(&self.sources).take_while(is_complete).count()
     }
@@ -129,8 +129,9 @@ impl Archive {
         for (index, of_record) in large {
             let mut crc = Hasher::new();
             let whole = blocks[of_record].iter().all(|block| block.append_to(&mut crc));
-            if let (true, Source::Tensor(_, copied)) = (whole, &mut self.sources[index]) {
+            if let (true, Source::Tensor(memory, copied)) = (whole, &mut self.sources[index]) {
                 *copied = true;
+                self.layout.set_start(index, start_of(memory.bytes()));
                 self.layout.set_crc(index, crc.finalize());
             }
         }
@@ -144,7 +145,7 @@ impl Archive {
         let mut ends: BTreeMap<usize, u64> = BTreeMap::new();
         for (index, address, size) in pieces {
             let memory = Memory::new(address, size).map_err(PyValueError::new_err)?;
-            let (Some(record), Some(Source::Pieces(given, _))) =
+            let (Some(record), Some(Source::Pieces(given, ..))) =
                 (self.layout.records().get(index), self.sources.get(index))
             else {
                 return Err(PyIndexError::new_err(format!("record {index} is not given in pieces")));
@@ -158,7 +159,7 @@ impl Archive {
             }
             let first = blocks.len();
             blocks.extend(Block::all(memory, self.base + record.data_at + *end));
-            of_pieces.push((index, first..blocks.len()));
+            of_pieces.push((index, memory, first..blocks.len()));
             *end += size as u64;
         }
         py.detach(|| {
@@ -168,8 +169,10 @@ impl Archive {
             self.copy_blocks(&blocks, self.mapping.as_ref())
         })
         .map_err(error)?;
-        for (index, of_piece) in of_pieces {
-            if let Source::Pieces(_, crc) = &mut self.sources[index] {
+        for (index, memory, of_piece) in of_pieces {
+            if let Source::Pieces(_, crc, start) = &mut self.sources[index] {
+                let missing = START_BYTES - start.len();
+                start.extend(memory.bytes().iter().take(missing));
                 for block in &blocks[of_piece] {
                     let copied = block.append_to(crc);
                     debug_assert!(copied, "the copy ended well");
@@ -177,9 +180,10 @@ impl Archive {
             }
         }
         for (index, end) in ends {
-            if let Source::Pieces(given, crc) = &mut self.sources[index] {
+            if let Source::Pieces(given, crc, start) = &mut self.sources[index] {
                 *given = end;
                 let crc = crc.clone().finalize();
+                self.layout.set_start(index, start);
                 self.layout.set_crc(index, crc);
             }
         }
@@ -227,6 +231,7 @@ impl Archive {
     fn add_own(&mut self, name: &str, data: Vec<u8>) -> Result<usize, String> {
         let index = self.layout.add(name, data.len() as u64)?;
         self.layout.set_crc(index, crc32fast::hash(&data));
+        self.layout.set_start(index, start_of(&data));
         self.sources.push(Source::Own(data));
         Ok(index)
     }
@@ -271,13 +276,19 @@ impl Archive {
                 // The checksum is of the copy, so that it is right whatever another thread stores meanwhile.
                 let start = gathered.bytes.len();
                 gathered.bytes.extend_from_slice(memory.bytes());
-                let crc = crc32fast::hash(&gathered.bytes[start..]);
-                self.layout.set_crc(index, crc);
+                let copy = &gathered.bytes[start..];
+                self.layout.set_crc(index, crc32fast::hash(copy));
+                self.layout.set_start(index, start_of(copy));
             }
             Source::Tensor(..) | Source::Pieces(..) => gathered.skip(size)?,
         }
         gathered.add(&self.layout.records()[index].descriptor())
     }
+}
+
+/// The first bytes of a record, by which torch's writer may take it for a descriptor.
+fn start_of(bytes: &[u8]) -> &[u8] {
+    &bytes[..bytes.len().min(START_BYTES)]
 }
 
 /// Neighbouring small pieces of the file, which become one write.

@@ -33,11 +33,24 @@ class Module(torch.nn.Module):
         self.register_buffer("count", torch.zeros(()))
 
 
+def content(dice: random.Random, size: int) -> bytearray:
+    """Returns random bytes. Some begin as a zip archive's data descriptor does, which torch's writer takes for one."""
+    raw = bytearray(dice.randbytes(size))
+    if size >= 4 and dice.random() < 0.05:
+        raw[:4] = b"PK\x07\x08"
+    return raw
+
+
+def storage(dice: random.Random, size: int) -> torch.UntypedStorage:
+    """Returns a storage whose bytes the dice decide, so that a seed is the same state each time."""
+    return torch.UntypedStorage(list(content(dice, size)))
+
+
 def tensor(dice: random.Random) -> torch.Tensor:
     """Returns a tensor that owns its storage. Some are larger than what the copier gathers, some than a block."""
     count = dice.choice([0, 1, 1, 3, 17, 100, 1000, 40_000, 140_000] + [700_000] * (dice.random() < 0.1))
     dtype = dice.choice(DTYPES)
-    raw = torch.frombuffer(bytearray(dice.randbytes(max(count, 1) * dtype.itemsize)), dtype=torch.uint8)
+    raw = torch.frombuffer(content(dice, max(count, 1) * dtype.itemsize), dtype=torch.uint8)
     if dtype == torch.bool:
         raw = raw & 1
     made = raw.view(dtype)[:count]
@@ -73,7 +86,7 @@ def value(dice: random.Random, known: list[torch.Tensor], depth: int) -> Any:
     if kind == 5:
         return dice.choice([None, True, 7, -(1 << 70), 0.5, "text é", b"bytes", (1, 2), range(3), torch.Size([2, 3])])
     if kind == 6:
-        return dice.choice([torch.float32, torch.device("cpu"), torch.UntypedStorage(dice.choice([0, 5, 200_000]))])
+        return dice.choice([torch.float32, torch.device("cpu"), storage(dice, dice.choice([0, 5, 200_000]))])
     if kind == 7:
         return torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1.0, 2.0]), (4,)) if dice.random() < 0.3 else Module(4)
     make = dice.choice([dict, collections.OrderedDict, list, tuple])

@@ -170,6 +170,17 @@ def test_through_a_symlink(folder: Path, tmp_path: Path, copies: list[str]) -> N
     assert copies == ["link"] and torch.load(folder / "a.pt")["step"] == 3
 
 
+@pytest.mark.parametrize("size", [7, 8, 9, 4_000, 300_000])
+def test_bytes_that_begin_as_a_data_descriptor(folder: Path, tmp_path: Path, copies: list[str], size: int) -> None:
+    """torch takes them for one, and their next four for a checksum."""
+    raw = bytearray((b"PK\x07\x08\xde\xad\xbe\xef" + bytes(size))[:size])
+    obj = {"a": torch.frombuffer(raw, dtype=torch.uint8), "b": torch.ones(3)}
+    stock(obj, tmp_path / "a.pt")
+    torch.save(obj, folder / "a.pt")
+    assert (folder / "a.pt").read_bytes() == (tmp_path / "a.pt").read_bytes()
+    assert len(copies) == 1
+
+
 def test_random_state_dicts(folder: Path, tmp_path: Path, request: pytest.FixtureRequest, copies: list[str]) -> None:
     """Each is torch's file to the byte, so what stock torch loads from it is what was saved."""
     first = request.config.getoption("--seed") or random.SystemRandom().randrange(1 << 32)
