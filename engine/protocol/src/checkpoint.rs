@@ -1,24 +1,24 @@
-//! One version on its way to Tier-3: record, upload, prepare, manifest, marker.
+//! The steps that bring one version to Tier-3: record, upload, prepare, manifest, marker.
 //!
-//! Owns: which step follows which, what a failure leads to, what a restart goes on with. Does not own: when a version
-//! is complete (`evidence`), the requests and what a doubtful answer to one means (the engine's save path, `marker`).
+//! Owns: the order of the steps, the consequences of a failure, the step at which a restart goes on. Does not own: when a version is
+//! complete (`evidence`), the requests and the meaning of a doubtful answer to one (the engine's save path, `marker`).
 //!
-//! The way has two phases, and the engine has a job for each: phase 1 writes the record, the files and the prepared
-//! marker; phase 2 the manifest and the marker. Both may be run twice: objects other than the marker have one possible
-//! content per key, and the marker is read after every answer that does not say.
+//! The steps form two phases, and the engine has a job for each. Phase 1 writes the record, the files and the prepared marker. Phase 2
+//! writes the manifest and the marker. Both phases may run twice: objects other than the marker have one possible content per key, and
+//! the marker is read after every doubtful answer.
 
 use crate::marker::Decision;
 use crate::record::{Evidence, Record};
 use crate::report::CheckpointState;
 
-/// Where a version stands.
+/// The point that a version has reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Stage {
     Moving(Phase, Turn),
     /// Phase 1 is done; only evidence is missing.
     Settled,
     Committed,
-    /// Decided otherwise, or given up for a newer one; the number is used.
+    /// Aborted by the marker, or withdrawn in favour of a newer version; the number stays used.
     Aborted {
         why: String,
     },
@@ -26,7 +26,7 @@ enum Stage {
     Failed {
         why: String,
     },
-    /// A marker stands in Tier-3, and what it says, or its manifest, cannot be believed.
+    /// A marker stands in Tier-3, but the marker or its manifest cannot be believed.
     Unreadable {
         why: String,
     },
@@ -36,22 +36,22 @@ enum Stage {
 enum Phase {
     /// Record, files, prepared marker.
     Prepare,
-    /// Manifest, marker. From here the marker may stand although nobody heard so: only it ends this.
+    /// Manifest, marker. From here on the marker may exist although no answer said so: only a read of the marker ends this phase.
     Decide,
 }
 
-/// Who has a phase.
+/// The state of a phase's job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// It waits for a place among those in flight.
+    /// The phase waits for a place among the attempts in flight.
     Queued,
-    /// A job has it.
+    /// A job runs the phase.
     Running,
-    /// Something failed that may pass; it waits a while.
+    /// A passing failure stopped the job; the phase waits for a while.
     Paused,
 }
 
-/// What happened.
+/// An event for a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CheckpointEvent {
     /// There is a place among those in flight.
@@ -60,7 +60,7 @@ pub enum CheckpointEvent {
     Prepared,
     /// The marker says commit, of this attempt.
     Committed,
-    /// The marker says something else, or the attempt's number is another writer's: this attempt never will.
+    /// The marker says something else, or another writer used the attempt's number: this attempt can never be committed.
     DecidedOtherwise { why: String },
     /// The job failed in a way that may pass.
     Interrupted,
@@ -74,11 +74,11 @@ pub enum CheckpointEvent {
     Superseded,
     /// A newer version of the same checkpoint is committed.
     Overtaken,
-    /// It was committed, and retention let go of it: its retirement stands in Tier-3.
+    /// Retention retired the committed version: its retirement record is in Tier-3.
     GivenUp { why: String },
 }
 
-/// What has to be done, in order.
+/// An action that an event requires; actions are carried out in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointCommand {
     /// Wait for a place among those in flight; then comes `TurnCame`.
@@ -91,13 +91,13 @@ pub enum CheckpointCommand {
     Pause,
     /// The version is committed: the watermark may rise, host copies may be reclaimed.
     Publish,
-    /// Nothing is done for this attempt any more: let go of what it keeps.
+    /// The attempt needs nothing more: release what it holds.
     Release,
-    /// What the tree holds may be covered by no version now: look at it again.
+    /// Perhaps no version covers the tree's content now: judge it again.
     LookAgain,
 }
 
-/// What is done with an attempt that nobody decided; then comes `Committed` or `DecidedOtherwise`, as for a job.
+/// The treatment of an attempt without a decision; `Committed` or `DecidedOtherwise` follows, as for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// Whole and proven: committed, as its coordinator would have done.
@@ -116,25 +116,25 @@ pub struct IllegalCheckpointEvent {
     pub event: CheckpointEvent,
 }
 
-/// One version.
+/// A version and its progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// As it was written.
+    /// The record as it was written.
     record: Record,
-    /// What came after a record that proves nothing.
+    /// Evidence found after a record without evidence.
     later_proof: Option<(Evidence, String)>,
     stage: Stage,
 }
 
 impl Checkpoint {
-    /// The verdict is complete or settled, every file is sealed, and this is the list of them.
+    /// Makes a version whose verdict is complete or settled and whose files are all sealed; `record` lists them.
     pub fn recorded(record: Record, todo: &mut Vec<CheckpointCommand>) -> Self {
         todo.push(CheckpointCommand::Enqueue);
         Self { record, later_proof: None, stage: Stage::Moving(Phase::Prepare, Turn::Queued) }
     }
 
-    /// An attempt that a start with empty memory found in Tier-3 without a decision. `whole`: every participant is
-    /// prepared.
+    /// Makes a version from an attempt that a start with empty memory found in Tier-3 without a decision. `whole`: every participant
+    /// is prepared.
     #[must_use]
     pub fn found(record: Record, whole: bool) -> (Self, Found) {
         let (stage, found) = match (whole, record.evidence.commits()) {
@@ -145,7 +145,7 @@ impl Checkpoint {
         (Self { record, later_proof: None, stage }, found)
     }
 
-    /// A version whose marker was found.
+    /// Makes a version whose marker was found.
     #[must_use]
     pub fn decided(record: Record, decision: Decision) -> Self {
         let stage = match decision {
@@ -155,33 +155,33 @@ impl Checkpoint {
         Self { record, later_proof: None, stage }
     }
 
-    /// A version that was decided, and of which Tier-3 does not say what any more. It may have been committed: it is an error until it
-    /// is removed. The record may be empty.
+    /// Makes a version that was decided, but whose decision can no longer be read from Tier-3. Because the version may have been
+    /// committed, it stays an error until it is removed. The record may be empty.
     #[must_use]
     pub fn unreadable(record: Record, why: String) -> Self {
         Self { record, later_proof: None, stage: Stage::Unreadable { why } }
     }
 
-    /// The record as it was written; its evidence may have been bettered since.
+    /// Returns the record as it was written; better evidence may have been found since.
     #[must_use]
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// The evidence that counts, and the manifest's: the record's, or what came after a record without.
+    /// Returns the evidence that counts and that the manifest will name: the record's, or later evidence if the record has none.
     #[must_use]
     pub fn evidence(&self) -> (Evidence, &str) {
         let later = self.later_proof.as_ref().map(|(evidence, detail)| (*evidence, detail.as_str()));
         later.unwrap_or((self.record.evidence, &self.record.evidence_detail))
     }
 
-    /// Whether something proves that it is whole.
+    /// Whether evidence proves that the version is whole.
     #[must_use]
     pub fn is_proven(&self) -> bool {
         self.evidence().0.commits()
     }
 
-    /// Whether it may still become committed.
+    /// Whether the version may still become committed.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         matches!(self.stage, Stage::Moving(..) | Stage::Settled)
@@ -192,13 +192,13 @@ impl Checkpoint {
         self.stage == Stage::Committed
     }
 
-    /// Whether every byte of it is in Tier-3.
+    /// Whether every byte of the version is in Tier-3.
     #[must_use]
     pub fn is_prepared(&self) -> bool {
         matches!(self.stage, Stage::Settled | Stage::Moving(Phase::Decide, _) | Stage::Committed)
     }
 
-    /// Whether a job has it.
+    /// Whether a job runs a phase of the version.
     #[must_use]
     pub fn is_running(&self) -> bool {
         matches!(self.stage, Stage::Moving(_, Turn::Running))
@@ -210,7 +210,7 @@ impl Checkpoint {
         matches!(self.stage, Stage::Aborted { .. })
     }
 
-    /// Why nothing will make its bytes whole again.
+    /// Returns why nothing will make the bytes whole again, if so.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         match &self.stage {
@@ -219,7 +219,7 @@ impl Checkpoint {
         }
     }
 
-    /// Why its marker or manifest is not believed.
+    /// Returns why the marker or the manifest is not believed, if so.
     #[must_use]
     pub fn why_unreadable(&self) -> Option<&str> {
         match &self.stage {
@@ -228,7 +228,7 @@ impl Checkpoint {
         }
     }
 
-    /// The word for people.
+    /// Returns the state as people are shown it.
     #[must_use]
     pub fn state(&self) -> CheckpointState {
         match &self.stage {
@@ -240,10 +240,10 @@ impl Checkpoint {
         }
     }
 
-    /// Takes one event.
+    /// Applies one event.
     ///
     /// # Errors
-    /// [`IllegalCheckpointEvent`] for what cannot happen here; nothing has changed then.
+    /// [`IllegalCheckpointEvent`] if the event cannot happen in this state; then nothing has changed.
     pub fn step(
         &mut self,
         event: CheckpointEvent,
@@ -295,19 +295,19 @@ impl Checkpoint {
                     todo.push(Do::Enqueue);
                     Moving(Decide, Queued)
                 } else {
-                    // Whoever has the phase goes on; its end looks at the evidence.
+                    // The running job goes on; the evidence is checked when it ends.
                     stage
                 }
             }
-            // Its pins would keep bytes that no name leads to any more. What a job has is never cancelled, and what
-            // may stand committed already is not given up.
+            // The attempt's pins would keep bytes that no name refers to any more. A running job is never cancelled, and an attempt
+            // that may already be committed is not withdrawn.
             (Moving(Prepare, Queued | Paused), Event::Superseded | Event::Overtaken)
             | (Settled, Event::Overtaken) => {
                 todo.push(Do::Release);
                 Stage::Aborted { why: "a newer version of the same checkpoint took its place".to_owned() }
             }
             (stage, Event::Superseded | Event::Overtaken) => stage,
-            // Only its number is left.
+            // Only the number stays used.
             (Stage::Committed, Event::GivenUp { why }) => {
                 todo.push(Do::Release);
                 Stage::Aborted { why }

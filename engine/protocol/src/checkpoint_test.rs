@@ -1,4 +1,4 @@
-//! The way of one version, step by step, and under any order of events.
+//! The states of one version, step by step, and under any order of events.
 
 use super::*;
 use crate::invariants::nothing_is_committed_without_evidence;
@@ -119,7 +119,8 @@ proptest! {
         for (at, event) in events.into_iter().enumerate() {
             let from = todo.len();
             if restarts.contains(&at) && version.is_alive() {
-                // Only what Tier-3 holds is known then: the record as written, and whether it is whole.
+                // A restart knows only what Tier-3 holds: the record as written, and whether the
+                // attempt is whole.
                 let (again, found) = Checkpoint::found(version.record().clone(), whole);
                 prop_assert_eq!(found == Found::Abort, !whole, "what is whole is not given up, and nothing else is kept");
                 prop_assert_eq!(found == Found::Commit, whole && !quiet);

@@ -14,7 +14,7 @@ use std::fmt;
 pub struct Crc64(pub u64);
 
 impl Crc64 {
-    /// The checksum of the text of a document, a byte at a time: some hundred MB/s, beside JSON that is no faster.
+    /// Returns the checksum of a document's text, a byte at a time: some hundred MB/s, which is no slower than JSON.
     #[must_use]
     pub fn of(text: &[u8]) -> Self {
         let step = |state: u64, byte: &u8| {
@@ -24,15 +24,15 @@ impl Crc64 {
         Self(!text.iter().fold(u64::MAX, step))
     }
 
-    /// The checksum of `a ++ b`, from that of `a` (self) and that of `b` (`next`, `next_len_bytes` long), without
-    /// the bytes. About 64 steps for each set bit of the length.
+    /// Returns the checksum of `a ++ b`, from that of `a` (self) and that of `b` (`next`, `next_len_bytes` long), without the
+    /// bytes. About 64 steps for each set bit of the length.
     #[must_use]
     pub fn combine(self, next: Self, next_len_bytes: u64) -> Self {
         Self(multiply(self.0, x_to_the_bytes(next_len_bytes)) ^ next.0)
     }
 
-    /// The checksum of a whole file of `size_bytes` from its chunks', or `None` when the number of chunks is not
-    /// what that size makes. The whole costs one step of 64 per chunk.
+    /// Returns the checksum of a whole file of `size_bytes` from its chunks', or `None` if the number of chunks does not fit
+    /// that size. The whole costs one step of 64 per chunk.
     #[must_use]
     pub fn combine_all(chunks: &[Self], size_bytes: u64) -> Option<Self> {
         if u64::try_from(chunks.len()).ok()? != chunk_count(size_bytes) {
@@ -44,7 +44,7 @@ impl Crc64 {
         Some(whole.combine(*last, size_bytes - full_bytes))
     }
 
-    /// The form of S3's `x-amz-checksum-crc64nvme`: base64 of the eight bytes, most significant first.
+    /// Returns the form of S3's `x-amz-checksum-crc64nvme`: base64 of the eight bytes, most significant first.
     #[must_use]
     pub fn to_base64(self) -> String {
         STANDARD.encode(self.0.to_be_bytes())
@@ -73,11 +73,11 @@ impl Crc64 {
 
 /// The polynomial of CRC-64/NVME (NVM Express NVM command set, 64-bit guard), reflected.
 const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
-/// The change that each value of a byte makes to the sum.
+/// The change of the sum for each value of a byte.
 static TABLE: [u64; 256] = table();
 /// x^0, reflected.
 const ONE: u64 = 1 << 63;
-/// x^(8 · CHUNK_BYTES): what appending one full chunk multiplies by.
+/// x^(8 · CHUNK_BYTES): the factor for appending one full chunk.
 const X_CHUNK: u64 = x_to_the_bytes(CHUNK_BYTES);
 
 const fn table() -> [u64; 256] {
@@ -140,7 +140,7 @@ impl fmt::Display for Crc64 {
 
 impl Serialize for Crc64 {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // Between nodes a seal's list of chunks is long, and nobody reads it.
+        // Between nodes a seal's list of chunks is long, and no person reads it.
         if !serializer.is_human_readable() {
             return serializer.serialize_bytes(&self.0.to_le_bytes());
         }

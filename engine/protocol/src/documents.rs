@@ -1,6 +1,6 @@
 //! The smaller documents of Tier-3: loose files, the tree outside checkpoints, and the numbered series.
 //!
-//! Owns: their fields and what must hold between them. Does not own: their keys (`key`), when they are written.
+//! Owns: their fields, and the checks between the fields. Does not own: their keys (`key`), when they are written.
 
 use crate::format::{Document, FORMAT_PARTS, Flaw, MAX_DOCUMENT_BYTES, MAX_MARKER_BYTES};
 use crate::id::{Epoch, FileId, Generation, SealNumber, Step, Timeline, Version};
@@ -11,27 +11,27 @@ use crate::path::{RelPath, RunPath};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// The most bytes of the document beside a loose file: 1 TiB of chunks.
+/// Largest document beside a loose file, in bytes: 1 TiB of chunks.
 pub const MAX_SIDECAR_BYTES: usize = 4 << 20;
 
-/// `g-<n>.json`: what generation `n` of a loose file is. Written after the bytes, so that a sidecar means the bytes
-/// are there.
+/// `g-<n>.json`: the description of generation `n` of a loose file. Written after the bytes: if the sidecar exists, the bytes
+/// do too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LooseSidecar {
     pub format: u32,
     pub generation: Generation,
     pub epoch: Epoch,
-    /// The session that wrote it orders conflicts.
+    /// The session that wrote the file; orders conflicts.
     pub session: Option<String>,
     /// CLOCK_REALTIME of the close.
     pub closed_at_ns: i64,
-    /// Left out where its last writers closed it.
+    /// Left out if the last writers closed the file.
     #[serde(default, skip_serializing_if = "Left::is_closed")]
     pub left: Left,
-    /// The generation whose bytes it begins with, all of them, where that was looked at.
+    /// The generation that the file begins with, byte for byte; left out where this was not compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follows: Option<Generation>,
-    /// The objects that hold its bytes, in their order; left out where one does.
+    /// The objects that hold the bytes, in order; left out if one object holds them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<LoosePart>,
     #[serde(flatten)]
@@ -86,13 +86,13 @@ impl LooseSidecar {
     }
 }
 
-/// `tree/<n>`: the names outside checkpoints, and the wishes to delete. The highest number counts; what it does not
-/// mention is as the markers and sidecars say.
+/// `tree/<n>`: the names outside checkpoints, and the wishes to delete. The highest number counts. Where the document says
+/// nothing, the markers and sidecars count.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeDocument {
     pub format: u32,
     pub epoch: Epoch,
-    /// The root's own; left out by builds that did not keep them.
+    /// The root directory's attributes; left out by builds that did not keep them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<Attributes>,
     pub directories: Vec<Directory>,
@@ -100,24 +100,24 @@ pub struct TreeDocument {
     /// Pipes, sockets and devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub specials: Vec<SpecialFile>,
-    /// Further names of what is no directory.
+    /// Further names of everything but directories.
     pub hard_links: Vec<HardLink>,
-    /// Files whose attributes are not what their sidecar or manifest says: they changed after the bytes were in Tier-3.
+    /// Files whose attributes differ from their sidecar or manifest: they changed after the bytes were in Tier-3.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attributes: Vec<FileAttributes>,
-    /// Versions that the tree shows although they are not the newest committed ones of their checkpoints: they settled later.
+    /// Versions that the tree shows although newer versions of their checkpoints are committed: the shown ones settled later.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shown_versions: Vec<VersionId>,
-    /// Checkpoints whose names the job removed from the tree, each up to and with this version, settled ones too:
-    /// their bytes stay until retention gives them up.
+    /// Checkpoints whose names the job removed from the tree, each up to and with this version, settled ones too. Their bytes
+    /// stay until retention retires them.
     pub removed_versions: Vec<VersionId>,
-    /// Names that the job removed from a checkpoint of which others stay, with what they named: the same name saved
-    /// again is another file or seal.
+    /// Names that the job removed from a checkpoint whose other names stay, with the file that each named: the same name
+    /// saved again means another file or seal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub removed_files: Vec<RemovedFile>,
-    /// Loose files that the job removed, with the last generation that the removal meant.
+    /// Loose files that the job removed, each with the last generation that the removal covers.
     pub removed_loose: Vec<RemovedLoose>,
-    /// What was said of committed versions otherwise than their manifests have it.
+    /// Metrics of committed versions that differ from their manifests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub metrics: Vec<VersionMetric>,
 }
@@ -127,9 +127,9 @@ pub struct TreeDocument {
 pub struct VersionMetric {
     #[serde(flatten)]
     pub version: VersionId,
-    /// Which name of the checkpoint has the attribute.
+    /// The checkpoint's name that has the attribute.
     pub path: RelPath,
-    /// Empty where it was taken away.
+    /// Empty if the attribute was removed.
     pub value: Base64,
 }
 
@@ -154,7 +154,7 @@ pub enum SpecialKind {
     BlockDevice,
 }
 
-/// What the tree shows of a file besides its bytes, by what it holds: the same under each of its names.
+/// A file's attributes in the tree, stored by the file's identity: they are the same under each of its names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileAttributes {
     pub file: FileId,
@@ -230,11 +230,11 @@ macro_rules! small_documents {
 }
 
 small_documents! {
-    /// `epoch/<n>`: nobody with a lower epoch commits, retires or deletes any more. `n` is the epoch.
+    /// `epoch/<n>`: no coordinator with a lower epoch commits, retires or deletes any more. `n` is the epoch.
     EpochDocument("an epoch") { holder: NodeLife, }
     /// `members/<n>`: the nodes that may hold something.
     MembersDocument("a member list") { epoch: Epoch, members: Vec<NodeLife>, }
-    /// `boundary-<run>/<n>`: committed versions of the run that this names are given up; their `_RETIRED` came first.
+    /// `boundary-<run>/<n>`: the retired versions of the run; their `_RETIRED` came first.
     BoundaryDocument("a boundary") { run: RunPath, epoch: Epoch, retired: Vec<VersionRef>, }
     /// `timelines-<run>/<n>`: where timeline `n` left its parent. Durable before its first commit.
     TimelineDocument("a timeline") {

@@ -1,6 +1,6 @@
-//! Where the chunks of a file lie in its object, as they are or encoded.
+//! The places of a file's chunks in its object, as they are or encoded.
 //!
-//! Owns: what a manifest says of encoded chunks, the bounds on that, and the range of each chunk. Does not own: the bytes of
+//! Owns: the description of encoded chunks in a manifest, its bounds, and the range of each chunk. Does not own: the bytes of
 //! an encoded chunk (the kernels crate), which files are encoded (the engine).
 
 use crate::format::Flaw;
@@ -8,10 +8,10 @@ use crate::layout::{chunk_count, chunk_range};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// What an encoded chunk may have beyond the chunk itself: the byte that says how it is encoded.
+/// Most bytes that an encoded chunk has beyond the chunk itself: the byte that names its encoding.
 pub const ENCODED_OVERHEAD_BYTES: u64 = 1;
 
-/// How the chunks of a file were made smaller. Each chunk's first byte says what became of that one.
+/// The codec that made the chunks of a file smaller. Each chunk's first byte names the encoding of that chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Codec {
@@ -23,16 +23,16 @@ pub enum Codec {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Encoding {
     pub codec: Codec,
-    /// Bytes of each encoded chunk. They add up to the object's size.
+    /// Bytes of each encoded chunk. The sum is the object's size.
     pub lengths: Vec<u32>,
 }
 
 impl Encoding {
-    /// What must hold of the encoding of a file of `size_bytes`: a length for each chunk, none of them zero, none longer than
-    /// the chunk and its first byte. So whoever reads a chunk knows how much memory that takes before it asks.
+    /// Checks the encoding of a file of `size_bytes`: a length for each chunk, none of them zero, none longer than the chunk
+    /// and its first byte. A reader of a chunk therefore knows how much memory it takes before asking for it.
     ///
     /// # Errors
-    /// The first that does not; `path` is for its words.
+    /// The first violation; `path` is used in its message.
     pub fn check(&self, path: &dyn std::fmt::Display, size_bytes: u64) -> Result<(), Flaw> {
         let (found, expected) = (self.lengths.len() as u64, chunk_count(size_bytes));
         if found != expected {
@@ -49,29 +49,30 @@ impl Encoding {
         Ok(())
     }
 
-    /// The object's size. Cannot overflow once it is checked: a file's size does not.
+    /// Returns the object's size. Cannot overflow once the encoding is checked: a file's size does not.
     #[must_use]
     pub fn object_bytes(&self) -> u64 {
         self.lengths.iter().fold(0, |sum, length| sum.saturating_add((*length).into()))
     }
 }
 
-/// Where each chunk of a file lies in its object.
+/// The place of each chunk of a file in its object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectLayout {
     file_bytes: u64,
-    /// Where each encoded chunk ends; none where the object is the file.
+    /// The end of each encoded chunk; none if the object is the file.
     ends: Option<Vec<u64>>,
 }
 
 impl ObjectLayout {
-    /// The object is the file's bytes as they are.
+    /// Makes the layout of an object that is the file's bytes as they are.
     #[must_use]
     pub fn plain(file_bytes: u64) -> Self {
         Self { file_bytes, ends: None }
     }
 
-    /// Of a file of `file_bytes` with an encoding that was checked against it. Costs 8 bytes for each encoded chunk.
+    /// Makes the layout for a file of `file_bytes` with an encoding that was checked against it. Costs 8 bytes for each
+    /// encoded chunk.
     #[must_use]
     pub fn new(file_bytes: u64, encoding: Option<&Encoding>) -> Self {
         let ends = encoding.map(|encoding| {
@@ -100,7 +101,7 @@ impl ObjectLayout {
         self.ends.as_ref().map_or(self.file_bytes, |ends| ends.last().copied().unwrap_or(0))
     }
 
-    /// The chunk's bytes in the file.
+    /// Returns the chunk's range in the file.
     ///
     /// Panics when the file has no such chunk.
     #[must_use]

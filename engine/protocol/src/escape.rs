@@ -1,6 +1,7 @@
 //! Bytes as text that can be read back, and the names of keys that are ours.
 //!
-//! Owns: which bytes are escaped, in a path and in each part of a key. Does not own: what a path may be (`path`), what a key is of (`key`).
+//! Owns: which bytes are escaped, in a path and in each part of a key. Does not own: what a path may be (`path`), the object of a key
+//! (`key`).
 
 /// Our own directory, at the top of the prefix and inside every attempt.
 pub(crate) const OURS: &str = ".tidemark";
@@ -36,7 +37,7 @@ pub(crate) fn push_escaped(text: &mut String, bytes: &[u8]) {
     }
 }
 
-/// The bytes of an escaped text, whichever bytes were escaped. Capitals only; `None` for a broken escape.
+/// Returns the bytes of an escaped text, whichever bytes were escaped. Capitals only; `None` for a broken escape.
 #[must_use]
 pub fn unescape(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| match byte {
@@ -52,8 +53,8 @@ pub fn unescape(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A component of a run or checkpoint name. Our own names and the forms that end it are escaped by their first
-/// byte; so is `_`, which stands for the mount's root, and `.`, which no store keeps as a component.
+/// Escapes a component of a run or checkpoint name. Our own names and the forms that end such a name are escaped by their first byte. So
+/// are `_`, which stands for the mount's root, and `.`, which no store keeps as a component.
 pub(crate) fn escape_above_version(component: &[u8]) -> String {
     let text = escape(component);
     let reserved = is_our_name(&text)
@@ -64,13 +65,13 @@ pub(crate) fn escape_above_version(component: &[u8]) -> String {
     if reserved { escape_first(&text) } else { text }
 }
 
-/// A component inside an attempt: framework files keep their names, so that a plain copy of the attempt loads.
+/// Escapes a component inside an attempt: framework files keep their names, so that a plain copy of the attempt loads.
 pub(crate) fn escape_in_attempt(component: &[u8]) -> String {
     let text = escape(component);
     if is_our_name(&text) { escape_first(&text) } else { text }
 }
 
-/// A component of a loose path: on a POSIX store `x/g-1` would be a file and a directory at once.
+/// Escapes a component of a loose path: on a POSIX store `x/g-1` would be a file and a directory at once.
 pub(crate) fn escape_loose(component: &[u8]) -> String {
     let text = escape(component);
     if is_our_name(&text) || text.starts_with("g-") { escape_first(&text) } else { text }
@@ -80,14 +81,15 @@ pub(crate) fn is_our_name(text: &str) -> bool {
     matches!(text, OURS | COMMITTED | RETIRED)
 }
 
-/// Wider than what we write: any `v<digits>.<digits>`, so that numbers past 2^64 confuse nothing either.
+/// Whether the text has the form `v<digits>.<digits>`. The check is wider than the form that we write, so that numbers past 2^64 confuse
+/// nothing either.
 pub(crate) fn looks_like_version(text: &str) -> bool {
     text.strip_prefix('v').is_some_and(|rest| {
         rest.contains('.') && !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit() || b == b'.')
     })
 }
 
-/// Only called with a text that begins with an ASCII character.
+/// Escapes the first character. Only called with a text that begins with an ASCII character.
 fn escape_first(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len() + 2);
     let (first, rest) = text.split_at(1);

@@ -1,29 +1,29 @@
 //! The states of one file on one node, from its first open to its seals.
 //!
-//! Owns: which event leads where, the rule for closed and cut, the numbers of seals. Does not own: handles, leases and
-//! bytes (the engine's namespace and Tier-1, which step this), whether a checkpoint is complete (`evidence`).
+//! Owns: the effect of each event, the rule for closed and cut, the numbers of seals. Does not own: handles, leases and bytes (the
+//! engine's namespace and Tier-1, which step this), whether a checkpoint is complete (`evidence`).
 
 use crate::checksum::Crc64;
 use crate::id::SealNumber;
 use std::sync::Arc;
 
-/// Where a file's bytes stand.
+/// The state of a file's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileState {
-    /// That many handles may write.
+    /// `writers` handles may write.
     Open { writers: u32 },
     /// The last writer called close(2).
     Closed,
-    /// The kernel closed it because the writer was killed, or nobody saw it closed. In a checkpoint torn, unless something
-    /// proves its size. Sealed as it is only where it belongs to no checkpoint, and marked as cut then.
+    /// The kernel closed the file because the writer was killed, or its close was not seen. In a checkpoint the file is torn, unless
+    /// something proves its size. Outside checkpoints it is sealed as it is, and marked as cut.
     Cut,
-    /// Closed, but a writable mapping still lives: its bytes may change at any moment. Tried again; never committed.
+    /// Closed, but a writable mapping still lives, so the bytes may change at any moment. The daemon tests again; never committed.
     Mapped,
-    /// Frozen: these bytes, with these checksums (of the whole and of each chunk), have this number.
+    /// The bytes are frozen and have a number and checksums, of the whole and of each chunk.
     Sealed { seal: SealNumber, size_bytes: u64, crc: Crc64, chunks: Arc<[Crc64]> },
 }
 
-/// Frozen bytes.
+/// Frozen bytes, with their number and checksums.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seal {
     pub number: SealNumber,
@@ -32,34 +32,35 @@ pub struct Seal {
     pub chunks: Arc<[Crc64]>,
 }
 
-/// What happened to a file.
+/// An event for a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileEvent {
-    /// A handle that may write was opened. [`FileEvent::Changed`] comes first: a writer changes what was there.
+    /// A handle that may write was opened. [`FileEvent::Changed`] comes first: a writer changes the bytes.
     WriterOpened,
-    /// A handle that may write was released; `cut` unless it was seen closed.
+    /// A handle that may write was released; `cut` unless its close was seen.
     WriterReleased { cut: bool },
-    /// The bytes may be others from now on: opened for writing, resized, or given up.
+    /// The bytes may change from now on: the file was opened for writing, resized, or dropped.
     Changed,
-    /// Nothing is left of what a killed writer may have left: opened with O_TRUNC.
+    /// The file was opened with O_TRUNC: no byte of a killed writer is left.
     Emptied,
     /// The file goes on under another identity, whose seals are counted from the first.
     Renumbered,
-    /// The lease test of a closed file: whether a mapping is still writable.
+    /// The lease test of a closed file found whether a mapping is still writable.
     Tested { mapped: bool },
-    /// Nobody can write any more, and the bytes were hashed.
+    /// No handle can write any more, and the bytes were hashed.
     Hashed(Seal),
-    /// The bytes of this moment are read although somebody may write: they take the next number.
+    /// The present bytes are read although a handle may write: they take the next number.
     Numbered,
-    /// rename(2), before or after the close. Of what was cut before it, and not opened since, it says only that it came later.
+    /// A rename(2), before or after the close. If the file was cut before it and not opened since, the rename proves only that it came
+    /// later.
     Vouched,
-    /// The daemon ends, and waits no longer for those who have it open or mapped: what it holds is kept as cut.
+    /// The daemon ends and no longer waits for handles and mappings: the present bytes are kept as cut.
     GivenUp,
-    /// An index proves the exact size of a cut file, or it was opened again since and closed: it counts as closed.
+    /// An index proves the exact size of a cut file, or the file was opened and closed again since: it counts as closed.
     Proven,
 }
 
-/// An event that cannot happen in that state: the caller is late, or believes what is not so. Nothing has changed.
+/// An event that cannot happen in that state: the caller is late, or mistaken. Nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{event:?} came to a file in state {state:?}")]
 pub struct IllegalFileEvent {
@@ -67,27 +68,27 @@ pub struct IllegalFileEvent {
     pub event: FileEvent,
 }
 
-/// One file on one node.
+/// A file on one node, with its state and its seals.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FileFate {
     writers: u32,
     seal: Option<Box<Seal>>,
-    /// The last number given to a seal of this file; the present one's while it is sealed.
+    /// The last number given to a seal of this file; the present seal's while the file is sealed.
     last_seal: SealNumber,
-    /// One of its writers was not seen to close it.
+    /// Whether the close of a writer was not seen.
     cut: bool,
-    /// The same of those since it was last opened for writing by the first of them.
+    /// The same, counting only the writers since the file was last opened for writing while no handle could write.
     cut_since_opened: bool,
     mapped: bool,
     vouched: bool,
-    /// A rename came after it was cut, and nobody opened it between.
+    /// Whether a rename came after the file was cut, without an open between.
     renamed_cut: bool,
-    /// Its writers count no more.
+    /// Whether the writers no longer count.
     given_up: bool,
 }
 
 impl FileFate {
-    /// A file as it was written down: nobody has it open. `was_open` then: nobody saw it closed either.
+    /// Makes a file from a record, without open handles. `was_open`: its writers were not seen to close it.
     #[must_use]
     pub fn found(
         seal: Option<Seal>,
@@ -101,16 +102,16 @@ impl FileFate {
         Self { seal: seal.map(Box::new), last_seal, cut, cut_since_opened: cut, vouched, ..Self::default() }
     }
 
-    /// The same of one that was renamed after it was cut.
+    /// Sets whether the file was renamed after it was cut.
     #[must_use]
     pub fn found_renamed_cut(self, renamed_cut: bool) -> Self {
         Self { renamed_cut, ..self }
     }
 
-    /// The handles that may write it outlived the daemon: it is as open as before.
+    /// Restores the writing handles that outlived the daemon: the file is as open as before.
     pub fn taken_up(&mut self, writers: u32) {
         if writers > 0 {
-            // Sealed after it was given up, and then the daemon did not end.
+            // The file was sealed after its writers were dropped, but then the daemon did not end.
             self.seal = None;
         }
         self.writers = writers;
@@ -137,7 +138,7 @@ impl FileFate {
         self.given_up
     }
 
-    /// The handles that may write.
+    /// Returns how many handles may write.
     #[must_use]
     pub fn writers(&self) -> u32 {
         self.writers
@@ -148,7 +149,7 @@ impl FileFate {
         self.seal.as_deref()
     }
 
-    /// The seal's number where it is sealed, else the last one given.
+    /// Returns the number of the seal if the file is sealed, else the last number given.
     #[must_use]
     pub fn last_seal(&self) -> SealNumber {
         self.last_seal
@@ -159,7 +160,7 @@ impl FileFate {
         self.cut
     }
 
-    /// Whether it was cut once, and all who opened it for writing since closed it.
+    /// Whether the file was cut once, and all that opened it for writing since closed it.
     #[must_use]
     pub fn is_closed_again(&self) -> bool {
         self.cut && !self.cut_since_opened && self.writers == 0
@@ -171,17 +172,17 @@ impl FileFate {
         self.vouched
     }
 
-    /// Whether a rename came after it was cut: that vouches for the bytes only where whoever wrote them ended well (`curl URL >part && mv
-    /// part model.bin`).
+    /// Whether a rename came after the file was cut. Such a rename vouches for the bytes only if their writers ended well (`curl URL
+    /// >part && mv part model.bin`).
     #[must_use]
     pub fn is_renamed_cut(&self) -> bool {
         self.renamed_cut
     }
 
-    /// Takes one event.
+    /// Applies one event.
     ///
     /// # Errors
-    /// [`IllegalFileEvent`] for an event that cannot happen here; nothing has changed then.
+    /// [`IllegalFileEvent`] if the event cannot happen in this state; then nothing has changed.
     pub fn step(&mut self, event: FileEvent) -> Result<(), IllegalFileEvent> {
         let idle = (self.writers == 0 || self.given_up) && self.seal.is_none();
         match event {
@@ -192,7 +193,7 @@ impl FileFate {
             }
             FileEvent::WriterReleased { cut } if self.writers > 0 => {
                 self.writers -= 1;
-                // What one writer left in doubt the others do not mend, nor does a later update.
+                // A doubt that one writer left is not removed by other writers, nor by a later update.
                 self.cut |= cut;
                 self.cut_since_opened |= cut;
             }
@@ -214,10 +215,10 @@ impl FileFate {
             FileEvent::GivenUp if self.seal.is_none() => {
                 (self.given_up, self.cut, self.cut_since_opened, self.mapped) = (true, true, true, false);
             }
-            // Another name makes a half file no more whole.
+            // A new name does not make an incomplete file whole.
             FileEvent::Vouched if self.writers == 0 && self.cut_since_opened => self.renamed_cut = true,
             FileEvent::Vouched => self.vouched = true,
-            // What goes to Tier-3 while it may still change is told from every seal by its number.
+            // Bytes that go to Tier-3 while they may still change get a number that no seal has.
             FileEvent::Numbered if self.seal.is_none() => self.last_seal = self.last_seal.next(),
             FileEvent::Proven if self.writers == 0 && self.cut => {
                 self.cut = false;
@@ -229,14 +230,14 @@ impl FileFate {
     }
 }
 
-/// The users besides the daemon's who may read an object, where the store is a directory. Nobody may write one.
+/// The users besides the daemon's who may read an object, if the store is a directory. No other user may write an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Readers {
     /// The file's group.
     pub gid: u32,
-    /// Its members may.
+    /// Whether the members of the group may read.
     pub group: bool,
-    /// All that are not in the group may.
+    /// Whether all users outside the group may read.
     pub others: bool,
 }
 

@@ -1,37 +1,38 @@
-//! How our JSON documents are written and read: one codec, one error, one bound each.
+//! The codec of our JSON documents: one way to write and read them, one error, one size bound each.
 //!
-//! Owns: the format number, the size bounds, the reading order (size, checksum, format number, fields, meaning), sealing a document
-//! and opening one. Does not own: the documents themselves.
+//! Owns: the format number, the size bounds, the reading order (size, checksum, format number, fields, meaning), sealing a document and
+//! checking its seal. Does not own: the documents themselves.
 
 use crate::checksum::Crc64;
 use crate::path::PathProblem;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-/// The format that this build writes, wherever that says all.
+/// The format that this build writes, wherever it can express everything.
 pub const FORMAT: u32 = 1;
-/// The format of what lists an encoded file: whoever reads only format 1 would pass over the encoding, and take what the
-/// object holds for the file's bytes.
+/// The format of documents that list an encoded file. A reader that knows only format 1 would skip the encoding and take the object's
+/// bytes for the file's bytes.
 pub const FORMAT_ENCODED: u32 = 2;
-/// The format of a loose file's sidecar whose bytes lie in several objects: whoever reads only older ones would look for one.
+/// The format of a loose file's sidecar whose bytes lie in several objects: a reader that knows only older formats would look for one
+/// object.
 pub const FORMAT_PARTS: u32 = 3;
-/// The newest format that this build reads. It rises when an old reader would misread.
+/// The newest format that this build reads, raised whenever an old reader would misread.
 pub const FORMAT_NEWEST: u32 = FORMAT_PARTS;
 
-/// The most bytes in a marker: its names are bounded by the key's length, escaped.
+/// Most bytes in a marker: its names are bounded by the key's length, escaped.
 pub const MAX_MARKER_BYTES: usize = 64 << 10;
-/// The most bytes in a record, a prepared marker, a manifest or a tree: 100 TB at 20 bytes per 8 MiB chunk, 70 TB encoded.
+/// Most bytes in a record, a prepared marker, a manifest or a tree: 100 TB at 20 bytes per 8 MiB chunk, 70 TB encoded.
 pub const MAX_DOCUMENT_BYTES: usize = 256 << 20;
 
-/// The end of a sealed document, around the 16 digits of the checksum of all bytes before it. The name is nobody else's: a sidecar
-/// has a `crc64nvme` of the file that it describes.
+/// The end of a sealed document, around the 16 digits of the checksum of all bytes before it. The field's name is unique: a sidecar has
+/// a `crc64nvme` of the file that it describes.
 const SEAL_BEGINS: &[u8] = br#","document_crc64nvme":""#;
 const SEAL_DIGITS: usize = 16;
 const SEAL_ENDS: &[u8] = br#""}"#;
 
 /// Adds the last field to a JSON object that is not empty: the checksum of the exact bytes before it.
 ///
-/// Builds that know no such field pass it over, so none needs a newer format.
+/// Builds that do not know this field skip it, so no document needs a newer format for it.
 #[must_use]
 pub fn seal(mut object: Vec<u8>) -> Vec<u8> {
     debug_assert!(object.len() > 2, "an object with a field");
@@ -45,10 +46,11 @@ pub fn seal(mut object: Vec<u8>) -> Vec<u8> {
     object
 }
 
-/// Compares the bytes of a document with the checksum that it ends with. `false`: it ends with none, as one of an older build.
+/// Compares the bytes of a document with the checksum at its end. Returns `false` if there is no checksum, as in documents of older
+/// builds.
 ///
 /// # Errors
-/// They differ.
+/// When the two differ.
 pub fn check_seal(text: &[u8]) -> Result<bool, BrokenSeal> {
     let Some((object, said)) = parts_of_sealed(text) else { return Ok(false) };
     let found = Crc64::of(object).to_string();
@@ -58,14 +60,14 @@ pub fn check_seal(text: &[u8]) -> Result<bool, BrokenSeal> {
     Err(BrokenSeal { found, said: String::from_utf8_lossy(said).into_owned() })
 }
 
-/// The bytes before the checksum, and its digits.
+/// Returns the bytes before the checksum, and its digits.
 fn parts_of_sealed(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = text.strip_suffix(SEAL_ENDS)?;
     let (rest, said) = rest.split_at(rest.len().checked_sub(SEAL_DIGITS)?);
     Some((rest.strip_suffix(SEAL_BEGINS)?, said))
 }
 
-/// A byte of a document changed after it was written.
+/// The error for a document that changed after it was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("it has checksum {found} and ends with {said}: a byte of it has changed")]
 pub struct BrokenSeal {
@@ -73,8 +75,8 @@ pub struct BrokenSeal {
     pub said: String,
 }
 
-/// Whether bytes are a document of ours at all, of any kind and format, whether it is to be believed or not: a JSON object that says its
-/// format. What something between a client and its store answers instead, as a login page, is none.
+/// Whether bytes are a document of ours, of any kind and format, trusted or not: a JSON object with a format number. A page from
+/// something between a client and its store, such as a login page, is no document.
 #[must_use]
 pub fn is_document(bytes: &[u8]) -> bool {
     #[derive(Deserialize)]
@@ -84,25 +86,25 @@ pub fn is_document(bytes: &[u8]) -> bool {
     serde_json::from_slice(bytes).is_ok_and(|Head { format }| format > 0)
 }
 
-/// A document of ours.
+/// A document of ours in Tier-3.
 pub trait Document: Serialize + DeserializeOwned {
-    /// What messages call it.
+    /// The document's name in messages.
     const WHAT: &'static str;
-    /// The most bytes that are read.
+    /// Most bytes of a document that are read.
     const MAX_BYTES: usize;
-    /// Whether it ends with a checksum of its own. What a hash names needs none.
+    /// Whether a document ends with a checksum of its own. A document whose key contains its hash needs none.
     const SEALED: bool;
 
     fn format(&self) -> u32;
 
-    /// What must hold between the fields.
+    /// Checks the fields against each other.
     ///
     /// # Errors
-    /// The first thing that does not.
+    /// The first violation.
     fn validate(&self) -> Result<(), Flaw>;
 
     /// # Errors
-    /// When the bytes are not a document that means something.
+    /// When the bytes are not a valid document.
     fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
         #[derive(Deserialize)]
         struct Head {
@@ -114,7 +116,7 @@ pub trait Document: Serialize + DeserializeOwned {
             return Err(FormatError::TooLarge { what, bytes: bytes.len(), limit: Self::MAX_BYTES });
         }
         let is_sealed = check_seal(bytes).map_err(|source| FormatError::Seal { what, source })?;
-        // The number is read alone first: the fields of a newer format may not be ours at all.
+        // Reads the number alone first: the fields of a newer format may be unknown.
         let head: Head = serde_json::from_slice(bytes).map_err(|source| FormatError::json(what, source))?;
         if head.document_crc64nvme.is_some() && !is_sealed {
             return Err(FormatError::SealElsewhere { what });
@@ -128,7 +130,7 @@ pub trait Document: Serialize + DeserializeOwned {
         Ok(document)
     }
 
-    /// The exact bytes to store. Refuses to write what could not be read back.
+    /// Encodes the exact bytes to store. Refuses to write what could not be read back.
     ///
     /// # Errors
     /// When the document breaks its own rules or its bound.
@@ -144,7 +146,7 @@ pub trait Document: Serialize + DeserializeOwned {
     }
 }
 
-/// Why some bytes are not the document they should be.
+/// The reason why bytes are not the expected document.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
     #[error("{what} has {bytes} bytes, and {limit} are read at most")]
@@ -183,7 +185,7 @@ impl FormatError {
     }
 }
 
-/// What does not hold between the fields of a document.
+/// A contradiction between the fields of a document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Flaw {
     #[error("{path} is named twice")]
@@ -238,7 +240,7 @@ pub enum Flaw {
     Path(#[from] PathProblem),
 }
 
-/// Refuses a field that is not what another document or the key says.
+/// Refuses a field that differs from another document or the key.
 ///
 /// # Errors
 /// `Flaw::Mismatch` when the two differ.

@@ -1,6 +1,6 @@
 //! Names and numbers, each with one meaning.
 //!
-//! Owns: the identifier types and their text forms. Does not own: how keys are built from them (`key`).
+//! Owns: the identifier types and their text forms. Does not own: how keys contain them (`key`).
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
@@ -23,7 +23,7 @@ macro_rules! number {
         }
 
         impl $name {
-            /// The number after this one. Panics at 2^64, which no counter of ours reaches.
+            /// Returns the number after this one. Panics at 2^64, which no counter of ours reaches.
             #[must_use]
             pub fn next(self) -> Self {
                 Self(self.0.checked_add(1).expect("a counter that grows by one never reaches 2^64"))
@@ -33,19 +33,19 @@ macro_rules! number {
 }
 
 number! {
-    /// One life of a node's Tier-1; drawn at random when Tier-1 is made, kept across restarts of the daemon.
+    /// A life of a node's Tier-1; drawn at random when Tier-1 is made, kept across restarts of the daemon.
     Incarnation
 }
 number! {
-    /// Counts the files of one incarnation; see [`FileId`].
+    /// Number of a file within one incarnation; see [`FileId`].
     FileCounter
 }
 number! {
-    /// Which freezing of a file's bytes. The first seal of a file is 1; 0 is "never sealed".
+    /// Number of a seal of a file's bytes. The first seal of a file is 1; 0 is "never sealed".
     SealNumber
 }
 number! {
-    /// Orders the files that one path has named.
+    /// Order of the files that one path has named.
     Generation
 }
 number! {
@@ -53,24 +53,25 @@ number! {
     Step
 }
 number! {
-    /// A branch of a run; 0 is the branch a run begins with.
+    /// A branch of a run; 0 is the branch that a run begins with.
     Timeline
 }
 number! {
-    /// Counts the saves of one (run, checkpoint directory, timeline); the first is 1.
+    /// Number of a save of one (run, checkpoint directory, timeline); the first is 1.
     Version
 }
 number! {
-    /// The coordinator's fencing number; only ever rises.
+    /// The coordinator's fencing number; it only rises.
     Epoch
 }
 number! {
-    /// One run of the daemon.
+    /// A run of the daemon.
     StartId
 }
 
-/// One file for as long as its bytes are wanted anywhere: (node incarnation, counter). Paths are names for it.
-/// Its text, also in JSON, is `<16 hex digits>-<counter>`, because JSON readers lose digits of large numbers.
+/// A file for as long as its bytes are wanted anywhere: (node incarnation, counter). Paths are names for it.
+/// The text form, also in JSON, is `<16 hex digits>-<counter>`, because JSON readers lose digits of large
+/// numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     pub incarnation: Incarnation,
@@ -93,12 +94,12 @@ impl FromStr for FileId {
             incarnation: Incarnation(hex_u64(incarnation).ok_or_else(refused)?),
             counter: FileCounter(counter.parse().map_err(|_| refused())?),
         };
-        // One identity has one text: no leading zeros, no plus sign.
+        // An identity has exactly one text: no leading zeros, no plus sign.
         if id.to_string() == text { Ok(id) } else { Err(refused()) }
     }
 }
 
-/// One try to bring one version to Tier-3, drawn at random by the coordinator. 16 hex digits.
+/// An attempt to bring one version to Tier-3, drawn at random by the coordinator. 16 hex digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttemptId(pub u64);
 
@@ -116,7 +117,7 @@ impl FromStr for AttemptId {
     }
 }
 
-/// BLAKE3 of some exact bytes. 64 hex digits.
+/// BLAKE3 hash of some exact bytes. 64 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContentHash(pub [u8; 32]);
 
@@ -152,11 +153,11 @@ impl FromStr for ContentHash {
     }
 }
 
-/// The most bytes in a node's name. A key holds two of them, and a Linux host name has at most 64.
+/// Most bytes in a node's name. A key holds two of them, and a Linux host name has at most 64.
 pub const MAX_NODE_NAME_BYTES: usize = 64;
 
-/// A node's name: ASCII letters, digits, `.`, `_`, `-`, not first a `.` or `-`; so it stands in a key and on a
-/// command line as it is.
+/// A node's name: ASCII letters, digits, `.`, `_`, `-`, not beginning with `.` or `-`. Names stand unescaped in
+/// keys and on command lines.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeName(String);
 
@@ -195,7 +196,7 @@ pub struct NotAnId {
     pub text: String,
 }
 
-/// Exactly 16 lower-case hex digits.
+/// Parses exactly 16 lower-case hex digits.
 pub(crate) fn hex_u64(text: &str) -> Option<u64> {
     if text.len() != 16 || !is_lower_hex(text) {
         return None;

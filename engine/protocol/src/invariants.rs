@@ -1,7 +1,7 @@
-//! What must always be true, one function each, named by its sentence.
+//! Invariants, one function each, named by its sentence.
 //!
 //! Owns: the checks that tests, the node loop's debug assertions and `ckptctl verify` share. Does not own: repairs.
-//! What one document must be by itself is checked whenever it is read or written (`format`).
+//! The invariants of a single document are checked whenever it is read or written (`format`).
 
 use crate::checkpoint::Checkpoint;
 use crate::format::{Flaw, FormatError, expect_same};
@@ -15,10 +15,11 @@ use crate::residency::ReclaimClass;
 use crate::retention::{ALWAYS_KEPT, Committed, Keep};
 use std::collections::BTreeSet;
 
-/// What is committed here is committed in Tier-3: the marker is there, says commit, and names the same attempt.
+/// Checks that a version committed here is committed in Tier-3: the marker exists, says commit, and names the same
+/// attempt.
 ///
 /// # Errors
-/// A sentence with what the marker says instead.
+/// A sentence with the marker's actual content.
 pub fn a_committed_version_has_its_marker(
     version: &Checkpoint,
     marker: Option<&Marker>,
@@ -35,7 +36,7 @@ pub fn a_committed_version_has_its_marker(
     }
 }
 
-/// A marker decides about the version under whose prefix it lies, and about no other.
+/// Checks that a marker decides only about the version under whose prefix it lies.
 ///
 /// # Errors
 /// When the key is no marker's, or another version's.
@@ -66,7 +67,7 @@ pub fn a_commit_marker_names_a_manifest_that_hashes_to_its_name(
     Ok(manifest)
 }
 
-/// All files of a checkpoint or none.
+/// Checks that a manifest holds all files of a checkpoint, and no others.
 ///
 /// # Errors
 /// When the manifest leaves out a file of the record, or has one that the record does not list.
@@ -91,7 +92,7 @@ pub fn a_manifest_holds_exactly_the_files_of_its_record(
     }
 }
 
-/// A version is committed only with evidence; quiescence alone is none.
+/// Checks that a committed version has evidence; quiescence alone is none.
 ///
 /// # Errors
 /// A sentence naming the version.
@@ -103,7 +104,7 @@ pub fn nothing_is_committed_without_evidence(version: &Checkpoint) -> Result<(),
     Ok(())
 }
 
-/// Of one run's versions each has a number of its own, and no committed one is above the watermark.
+/// Checks that each version of a run has a number of its own, and that no committed version is above the watermark.
 ///
 /// # Errors
 /// A sentence naming the versions.
@@ -129,7 +130,8 @@ pub fn the_watermark_is_the_newest_committed_version<'a>(
     }
 }
 
-/// The host copies of the newest committed version give way last: no file of it is in a class that is taken earlier.
+/// Checks that the host copies of the newest committed version give way last: none of its files is in a class that
+/// is reclaimed earlier.
 ///
 /// # Errors
 /// A sentence naming the file.
@@ -140,10 +142,10 @@ pub fn the_newest_committed_version_gives_way_last(files: &[(RelPath, ReclaimCla
     }
 }
 
-/// The newest verified versions of all stay, and the newest of those that the tree shows.
+/// Checks that the newest verified versions of all stay, and the newest of those that the tree shows.
 ///
 /// # Errors
-/// A sentence naming a version that retention gave up and must not.
+/// A sentence naming a version that retention retired and must not.
 pub fn the_newest_verified_versions_are_kept(lineage: &[Committed], verdicts: &[Keep]) -> Result<(), String> {
     let verified = || lineage.iter().zip(verdicts).rev().filter(|(version, _)| version.verified);
     let shown = verified().filter(|(version, _)| version.is_shown());

@@ -1,7 +1,7 @@
-//! Every key of Tier-3, built and read back. Nothing else in Tidemark writes or takes apart a key.
+//! All keys of Tier-3: building and parsing them. No other module writes or splits a key.
 //!
-//! Owns: the layout of section 1 of `engine/design/0003-tier3-format.md`. Does not own: what the objects contain
-//! (`marker`, `record`, `manifest`, `documents`), the prefix of the store's URL (the engine's store).
+//! Owns: the layout of section 1 of `engine/design/0003-tier3-format.md`. Does not own: the content of the objects (`marker`,
+//! `record`, `manifest`, `documents`), the prefix of the store's URL (the engine's store).
 
 use crate::escape::{
     COMMITTED, OURS, RETIRED, escape_in_attempt, escape_loose, is_our_name, looks_like_version, unescape,
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The most bytes in a key of ours. S3 allows 1024, of which 128 are left to the prefix in the store's URL.
+/// Most bytes in a key of ours. S3 allows 1024, of which 128 are left for the prefix in the store's URL.
 pub const MAX_KEY_BYTES: usize = 896;
 /// The longest fixed part: a prepared marker written by a stand-in, with two node names and two incarnations.
 const MAX_FIXED_BYTES: usize =
@@ -29,7 +29,7 @@ const _: () = assert!(
 /// Digits of a numbered key: as many as 2^64 has, so that order by name is order by number.
 const NUMBER_DIGITS: usize = 20;
 
-/// Which save of which checkpoint.
+/// Identity of a save: the checkpoint, and the number of the save.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct VersionId {
     pub run: RunPath,
@@ -40,14 +40,14 @@ pub struct VersionId {
 }
 
 impl VersionId {
-    /// Where the version's keys begin, without a slash at the end.
+    /// Returns the prefix of the version's keys, without a slash at the end.
     #[must_use]
     pub fn prefix(&self) -> String {
         format!("{}/{}/v{}.{}", self.run, self.directory, self.timeline, self.version)
     }
 
-    /// The part of `path` that stands after the attempt in a key: below the checkpoint's directory, or, for a
-    /// checkpoint that is a file, below the run. `None` for a path outside the run.
+    /// Returns the part of `path` that follows the attempt in a key: below the checkpoint's directory, or, if the checkpoint
+    /// is a file, below the run. `None` for a path outside the run.
     #[must_use]
     pub fn relative(&self, path: &RelPath) -> Option<RelPath> {
         let in_run = self.run.below(path)?;
@@ -62,8 +62,8 @@ impl fmt::Display for VersionId {
     }
 }
 
-/// Whose part of an attempt: the attempt's own, or that of a participant which was lost and whose files a holder
-/// of its peer copies uploads under the incarnation of that holder.
+/// A part of an attempt: the attempt's own part, or that of a lost participant. A holder of the participant's peer copies
+/// uploads those files under the holder's incarnation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Part {
     pub attempt: AttemptId,
@@ -97,7 +97,7 @@ impl fmt::Display for NodeLife {
     }
 }
 
-/// Incarnations are random 64-bit numbers, and JSON readers lose digits of those: 16 hex digits.
+/// Incarnations as 16 hex digits: they are random 64-bit numbers, and JSON readers lose digits of those.
 pub(crate) mod incarnation_text {
     use super::{Incarnation, hex_u64};
     use serde::{Deserialize, Deserializer, Serializer};
@@ -114,13 +114,13 @@ pub(crate) mod incarnation_text {
     }
 }
 
-/// A run (or a checkpoint of it) as one component of a key. It is compared, never turned back into a path: a long
-/// one is its hash.
+/// A run (or a checkpoint of it) as one component of a key. Labels are compared, never turned back into a path: a long one is
+/// a hash.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Label(String);
 
 impl Label {
-    /// Longer texts become hashes, so that `boundary-<label>` fits one component of a POSIX path.
+    /// Longest label, in bytes, so that `boundary-<label>` fits one component of a POSIX path. A longer text becomes a hash.
     const MAX_BYTES: usize = 200;
 
     #[must_use]
@@ -158,22 +158,22 @@ impl fmt::Display for Label {
     }
 }
 
-/// The name of a file's bytes where a path is asked for: the path, or its hash when the key would be too long.
+/// The name of a file's bytes in a key: the path, or its hash if the key would be too long.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PathOrHash {
     Path(RelPath),
     Hash(ContentHash),
 }
 
-/// Series of small documents of which the highest number counts.
+/// Series of small documents, of which the highest number counts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Series {
     Epoch,
     Members,
     Tree,
-    /// Below which nothing of the run is kept.
+    /// The boundary below which nothing of the run is kept.
     Boundary(Label),
-    /// The number is the timeline's.
+    /// Timelines; the number is the timeline's.
     Timelines(Label),
     Pins {
         run: Label,
@@ -184,13 +184,13 @@ pub enum Series {
 }
 
 impl Series {
-    /// What all keys of pins begin with.
+    /// Returns the prefix of all keys of pins.
     #[must_use]
     pub fn pins_prefix() -> String {
         format!("{OURS}/pins-")
     }
 
-    /// Whether a version is pinned.
+    /// Returns the series that says whether a version is pinned.
     #[must_use]
     pub fn pins_of(version: &VersionId) -> Self {
         Self::Pins {
@@ -201,7 +201,7 @@ impl Series {
         }
     }
 
-    /// The directory to list, with a slash at the end.
+    /// Returns the directory to list, with a slash at the end.
     #[must_use]
     pub fn prefix(&self) -> String {
         match self {
@@ -217,8 +217,8 @@ impl Series {
     }
 }
 
-/// A key of Tier-3, relative to the prefix of the store's URL. `Display` builds it, `FromStr` reads it, and each
-/// undoes the other.
+/// A key of Tier-3, relative to the prefix of the store's URL. `Display` builds it, `FromStr` parses it, and each undoes the
+/// other.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     /// A file's bytes as the framework wrote them.
@@ -263,7 +263,7 @@ pub enum Key {
         path: PathOrHash,
         generation: Generation,
     },
-    /// A loose file's bytes where they lie in several objects. No object has this key: the sidecar says which they are.
+    /// A loose file's bytes in several objects. No object has this key: the sidecar lists the objects.
     LooseParts {
         path: PathOrHash,
         generation: Generation,
@@ -271,8 +271,8 @@ pub enum Key {
 }
 
 impl Key {
-    /// The key of one file's bytes; a path that does not fit is named by its hash. `path` is below the mount;
-    /// `None` when it is outside the version's run.
+    /// Returns the key of one file's bytes; a path that does not fit is replaced by its hash. `path` is below the mount.
+    /// `None` if it is outside the version's run.
     #[must_use]
     pub fn data(version: &VersionId, part: Part, path: &RelPath) -> Option<Self> {
         let relative = version.relative(path)?;
@@ -284,7 +284,7 @@ impl Key {
         Some(Self::Data { version: version.clone(), part, relative: long })
     }
 
-    /// The key of one generation of a loose file, and of the document beside it.
+    /// Returns the keys of one generation of a loose file and of its sidecar.
     #[must_use]
     pub fn loose(path: &RelPath, generation: Generation) -> (Self, Self) {
         let short = PathOrHash::Path(path.clone());
@@ -293,8 +293,8 @@ impl Key {
         (Self::Loose { path: path.clone(), generation }, Self::LooseSidecar { path, generation })
     }
 
-    /// What stands for the bytes of a generation that lie in several objects; `None` where that would be too long, by the byte
-    /// that it has more than a sidecar's.
+    /// Returns the key that stands for the bytes of a generation in several objects. `None` if it would be too long: it has
+    /// one byte more than the sidecar's.
     #[must_use]
     pub fn loose_parts(path: &RelPath, generation: Generation) -> Option<Self> {
         let (Self::Loose { path, .. } | Self::LooseSidecar { path, .. }, _) = Self::loose(path, generation)
@@ -309,7 +309,7 @@ impl Key {
         Self::Numbered { series, number }
     }
 
-    /// The version that the key belongs to.
+    /// Returns the version that the key belongs to.
     #[must_use]
     pub fn version(&self) -> Option<&VersionId> {
         match self {
@@ -389,7 +389,7 @@ impl FromStr for Key {
         } else {
             parse_version(text).ok_or_else(|| refuse("it is neither data nor marker of a version"))?
         };
-        // One object has one key: a second spelling of it would be a second object.
+        // An object has exactly one key: a second spelling would be a second object.
         if key.to_string() == text { Ok(key) } else { Err(refuse("it is not spelled as we write it")) }
     }
 }
@@ -437,7 +437,7 @@ fn parse_ours(rest: &str) -> Option<Key> {
 }
 
 fn parse_version(text: &str) -> Option<Key> {
-    // The first component of the form v<n>.<n> is ours: in runs and checkpoint names it is escaped.
+    // The first component of the form v<n>.<n> is ours: in runs and checkpoint names this form is escaped.
     let mut end_of_name = 0;
     let (name, numbers, rest) = loop {
         let slash = end_of_name + text.get(end_of_name..)?.find('/')?;
@@ -486,9 +486,8 @@ fn parse_version(text: &str) -> Option<Key> {
     Some(Key::Prepared { version, attempt, life, by })
 }
 
-/// `<node>-<incarnation>` or `<node>-<incarnation>-by-<node>-<incarnation>`. A node may itself be called
-/// `x-by-y`; but `by` follows exactly 16 hex digits, and a node whose name imitates that is refused by
-/// [`NodeLife::is_unambiguous`].
+/// Parses `<node>-<incarnation>` or `<node>-<incarnation>-by-<node>-<incarnation>`. A node may itself be called `x-by-y`, but
+/// `by` follows exactly 16 hex digits. A node whose name imitates that is refused by [`NodeLife::is_unambiguous`].
 fn parse_prepared(text: &str) -> Option<(NodeLife, Option<NodeLife>)> {
     for (at, _) in text.match_indices("-by-") {
         let (lost, by) = (parse_life(text.get(..at)?), parse_life(text.get(at + 4..)?));
@@ -505,15 +504,15 @@ fn parse_life(text: &str) -> Option<NodeLife> {
 }
 
 impl NodeLife {
-    /// Whether a prepared marker's key names this node alone: a node called `a-<16 hex digits>-by-b` would read as
-    /// a stand-in for `a`. Such a name is refused when the node starts.
+    /// Whether a prepared marker's key names this node alone: a node called `a-<16 hex digits>-by-b` would read as a stand-in
+    /// for `a`. Such a name is refused when the node starts.
     #[must_use]
     pub fn is_unambiguous(&self) -> bool {
         matches!(parse_prepared(&self.to_string()), Some((life, None)) if life == *self)
     }
 }
 
-/// `v<timeline>.<version>`, as we spell it or not; the caller compares the whole key.
+/// Parses `v<timeline>.<version>`, in our spelling or another; the caller compares the whole key.
 fn parse_version_component(component: &str) -> Option<(Timeline, Version)> {
     let (timeline, version) = component.strip_prefix('v')?.split_once('.')?;
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
@@ -538,8 +537,8 @@ fn unescape_path(text: &str) -> Option<RelPath> {
     RelPath::new(unescape(text)?).ok()
 }
 
-/// Whether an object of others may be named by a manifest: it lies where no key of ours ever is. What is given up or swept is
-/// deleted by keys below `v<n>.<n>/` and `.tidemark/`, so that none of it reaches such an object.
+/// Whether a manifest may name an object that another program wrote: it lies where no key of ours ever is. Retirements and
+/// sweeps delete only keys below `v<n>.<n>/` and `.tidemark/`, so that no delete reaches such an object.
 #[must_use]
 pub fn is_foreign(key: &str) -> bool {
     let fits = |component: &str| {
@@ -551,7 +550,7 @@ pub fn is_foreign(key: &str) -> bool {
     key.len() <= MAX_KEY_BYTES && !key.contains('\0') && key.split('/').all(fits)
 }
 
-/// A short name of a version for people and for requests: `<run>/<directory>` and, when asked, the numbers.
+/// Returns the path of a checkpoint below the mount, for people and for requests: `<run>/<directory>`.
 #[must_use]
 pub fn checkpoint_path(run: &RunPath, directory: &CheckpointName) -> Vec<u8> {
     let run = run.path().map_or(&b""[..], RelPath::as_bytes);
@@ -562,7 +561,7 @@ pub fn checkpoint_path(run: &RunPath, directory: &CheckpointName) -> Vec<u8> {
     }
 }
 
-/// Names one committed version in another's marker.
+/// Reference to a committed version of the same run in another's marker.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct VersionRef {
     pub directory: CheckpointName,

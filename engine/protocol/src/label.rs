@@ -1,15 +1,16 @@
-//! Labels: what an admin says about where a node stands, such as `rack=r7`.
+//! Labels: an administrator's description of where a node stands, such as `rack=r7`.
 //!
-//! Owns: their text form and bounds. Does not own: what follows from them (`placement`).
+//! Owns: their text form and bounds. Does not own: their consequences (`placement`).
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-/// More than a rack, a switch, a row, a room and some of the user's own: a label is sent with each join.
+/// Most labels of a node: more than a rack, a switch, a row, a room and some of the user's own. Bounded
+/// because each join sends all labels.
 pub const LABELS_MAX: usize = 16;
-/// Of a key or a value; as a node's name.
+/// Most bytes of a key or a value; as for a node's name.
 pub const LABEL_BYTES_MAX: usize = 64;
 
 /// The labels of one node; at most [`LABELS_MAX`], each checked.
@@ -17,7 +18,7 @@ pub const LABEL_BYTES_MAX: usize = 64;
 #[serde(try_from = "BTreeMap<String, String>", into = "BTreeMap<String, String>")]
 pub struct Labels(BTreeMap<String, String>);
 
-/// Why something is no label.
+/// The reason why something is no label.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LabelError {
     #[error("{text:?} is no label; write key=value, such as rack=r7")]
@@ -32,7 +33,7 @@ pub enum LabelError {
     TooMany { found: usize },
 }
 
-/// One `key=value`.
+/// A single `key=value`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Label {
     pub key: String,
@@ -111,7 +112,7 @@ fn check(word: &str) -> Result<(), LabelError> {
     Ok(())
 }
 
-/// What an error repeats of a text that may have any length.
+/// Shortens a text of any length for an error.
 fn shown(text: &str) -> String {
     text.chars().take(LABEL_BYTES_MAX).collect()
 }

@@ -11,13 +11,13 @@ pub const CHUNK_BYTES: u64 = 8 << 20;
 const _: () = assert!(CHUNK_BYTES >= 5 << 20, "S3 refuses parts under 5 MiB, and one chunk may be one part");
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(2 << 20), "chunks are whole 2 MiB pages");
 
-/// How many chunks `size_bytes` make. An empty file has none.
+/// Returns how many chunks `size_bytes` make. An empty file has none.
 #[must_use]
 pub fn chunk_count(size_bytes: u64) -> u64 {
     size_bytes.div_ceil(CHUNK_BYTES)
 }
 
-/// The bytes of chunk `index`. Panics when the file of `size_bytes` has no such chunk.
+/// Returns the byte range of chunk `index`. Panics if the file of `size_bytes` has no such chunk.
 #[must_use]
 pub fn chunk_range(size_bytes: u64, index: u64) -> Range<u64> {
     assert!(index < chunk_count(size_bytes), "chunk {index} of a file of {size_bytes} bytes");

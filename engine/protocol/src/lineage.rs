@@ -13,15 +13,16 @@ use crate::key::{VersionId, checkpoint_path};
 use crate::recognise::is_called_whole;
 use crate::record::Record;
 
-/// Where a version stands in its run; later ones compare greater. Steps and numbers only make the order total where
-/// two stamps are the same.
+/// Returns the place of a version in its run; later ones compare greater. Steps and numbers only make the order total if two stamps
+/// are equal.
 #[must_use]
 pub fn order(record: &Record) -> (Timeline, i64, Option<Step>, &VersionId) {
     (record.version.timeline, record.completed_at_ns, record.step, &record.version)
 }
 
-/// Where a version stands among those that a job of its run may go on from. A file whose name says neither a step nor that it is all
-/// of a save (`training_args.bin`, `vocab.pt`) may be only a part of one, and comes after all others, whenever it was written.
+/// Returns the place of a version among those that a job of its run may go on from. A file comes after all others, whenever it was
+/// written, if its name gives no step and does not say that it is all of a save (`training_args.bin`, `vocab.pt`): it may be only a
+/// part.
 #[must_use]
 pub fn order_to_resume(record: &Record) -> (bool, (Timeline, i64, Option<Step>, &VersionId)) {
     let VersionId { run, directory, .. } = &record.version;
@@ -31,13 +32,13 @@ pub fn order_to_resume(record: &Record) -> (bool, (Timeline, i64, Option<Step>, 
     (is_named || !is_one_file, order(record))
 }
 
-/// The newest committed version of one run: what may be forgotten is below it, and the next commit names it.
+/// Returns the newest committed version of one run: older ones may be forgotten, and the next commit names this one.
 #[must_use]
 pub fn watermark<'a>(run: impl IntoIterator<Item = &'a Checkpoint>) -> Option<&'a Checkpoint> {
     newest(run.into_iter().filter(|version| version.is_committed()))
 }
 
-/// The newest version of one run that is proven whole and may be had: committed, or on its way there.
+/// Returns the newest version of one run that is proven whole and available: committed, or about to be.
 #[must_use]
 pub fn newest_recoverable<'a>(run: impl IntoIterator<Item = &'a Checkpoint>) -> Option<&'a Checkpoint> {
     let fit = |version: &&Checkpoint| version.is_proven() && (version.is_alive() || version.is_committed());
@@ -48,11 +49,10 @@ fn newest<'a>(versions: impl Iterator<Item = &'a Checkpoint>) -> Option<&'a Chec
     versions.max_by(|a, b| order(a.record()).cmp(&order(b.record())))
 }
 
-/// The stamp of a version whose last file got its bytes and name at `published_ns`. `run` has the versions of its run.
+/// Returns the stamp of a version whose last file got its bytes and name at `published_ns`. `run` has the versions of its run.
 ///
-/// A clock that is behind the highest stamp of the run went back, and must not put what is saved now below what was
-/// saved before. A checkpoint that an older directory replaces consists of older files, and still comes after what it
-/// was.
+/// If the clock is behind the highest stamp of the run, it went back, and must not place a new save below earlier ones. If an older
+/// directory replaces a checkpoint, it consists of older files but still comes after that checkpoint.
 #[must_use]
 pub fn stamp<'a>(
     version: &VersionId,
@@ -70,7 +70,7 @@ pub fn stamp<'a>(
     if newest_ns > now_ns {
         return newest_ns.saturating_add(1);
     }
-    // The time of a file may have been set to anything; what is complete now was not completed later.
+    // A file's time may have been set to anything; a version that is complete now was not completed later.
     published_ns.min(now_ns).max(own_ns)
 }
 
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(stamp_of(watermark(&run[1..])), None);
     }
 
-    /// Number `version` of checkpoint `directory`.
+    /// Makes version `number` of checkpoint `directory`.
     fn version_of(directory: &str, number: usize) -> VersionId {
         let directory = CheckpointName::new(directory).unwrap();
         VersionId { directory, version: Version(number as u64), ..any_version() }
@@ -162,7 +162,7 @@ mod tests {
             prop_assert_eq!(watermark(&turned), Some(&before));
         }
 
-        /// Two checkpoints are saved, changed and replaced in any order, and the clock goes both ways.
+        /// Saves, changes and replaces two checkpoints in any order, while the clock moves in both directions.
         #[test]
         fn the_versions_of_a_checkpoint_stand_in_the_order_of_their_numbers(
             saves in prop::collection::vec((0_usize..2, 0_i64..50, 0_i64..50), 1..12),

@@ -1,10 +1,11 @@
-//! When a file that belongs to no checkpoint goes to Tier-3, and how much of it.
+//! The rules for when a loose file, which belongs to no checkpoint, goes to Tier-3, and how much of it.
 //!
-//! Owns: the moment, from what is known of the file; which objects it shares with an earlier generation; which generations are
-//! given up. Does not own: finding that out, the uploads and the deletes (the engine).
+//! Owns: the moment of an upload, given the facts about the file; the objects that a generation shares with an earlier one; the
+//! generations that are retired. Does not own: finding out the facts, the uploads and the deletes (the engine).
 //!
-//! A log has no "whole": its bytes are wanted as they are, most of all after a crash. So one that settles goes as soon as it has,
-//! and one that never does, because it stays open or is appended to again and again, goes now and then.
+//! A log is never "whole": its present bytes are wanted, most of all after a crash. A file that settles is therefore uploaded as
+//! soon as it has settled. A file that never settles, because it stays open or is appended to repeatedly, is uploaded at
+//! intervals.
 
 use crate::id::Generation;
 use crate::retention::Policy;
@@ -13,29 +14,29 @@ use std::collections::BTreeSet;
 
 const SECOND_NS: i64 = 1_000_000_000;
 
-/// A file that keeps changing goes to Tier-3 this many settle times after it began to.
+/// Interval between uploads of a file that keeps changing, in settle times.
 const SETTLES: i64 = 12;
 
-/// And at the latest after this, so that the loss of the node takes no more of a log than a minute.
+/// Longest such interval, so that the loss of the node loses no more than a minute of a log.
 const LONGEST_NS: i64 = 60 * SECOND_NS;
 
-/// Reading and uploading a file that keeps changing may take one part in this many of the time.
+/// Reading and uploading a file that keeps changing takes at most one part in this many of the time.
 const SHARE: i64 = 4;
 
-/// Objects that the bytes of a file may lie in: each is a request when it is read, and an object that stays.
+/// Most objects that the bytes of a file may lie in: each costs a request when the file is read, and an object that stays.
 pub const PARTS_MAX: usize = 64;
 
-/// How the writers of a loose file had left it when it was read.
+/// The state in which the writers of a loose file had left it when it was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Left {
     #[default]
     Closed,
-    /// They were killed, or ended without closing it.
+    /// The writers were killed, or ended without closing the file.
     Cut,
-    /// Somebody could write it.
+    /// A handle could write the file.
     Open,
-    /// A word of a newer daemon.
+    /// A word that only a newer daemon knows.
     #[serde(other)]
     Unknown,
 }
@@ -54,14 +55,14 @@ pub struct LoosePart {
     pub bytes: u64,
 }
 
-/// A file below this is sent whole each time: to say what it shares would cost about as much.
+/// Smallest file that shares objects. A smaller one is sent whole each time: describing the shared part would cost about as much.
 pub const SHARED_FROM_BYTES: u64 = 16 << 10;
 
-/// The parts of an earlier generation that a new one shares, which begins with the same `prefix_bytes`. What follows them goes
-/// into an object of its own.
+/// Returns the parts of an earlier generation that a new one shares, which begins with the same `prefix_bytes`. The bytes after
+/// them go into an object of their own.
 ///
-/// When there are as many parts as there may be, the last half of them is sent again as one, and with it those before that
-/// are no larger than that. So what is sent again doubles each time, and a byte is sent a few times, however long a file grows.
+/// If there are as many parts as allowed, the last half of them is sent again as one object, together with earlier parts that are
+/// no larger. The bytes sent again thus double each time, and a byte is sent a few times only, however long a file grows.
 #[must_use]
 pub fn shared(parts: &[LoosePart], prefix_bytes: u64) -> Vec<LoosePart> {
     let mut shared = Vec::new();
@@ -84,40 +85,41 @@ pub fn shared(parts: &[LoosePart], prefix_bytes: u64) -> Vec<LoosePart> {
     shared
 }
 
-/// A generation of a file outside checkpoints, as Tier-3 has it.
+/// A generation of a loose file, as Tier-3 has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     pub generation: Generation,
     pub left: Left,
-    /// The generation whose bytes it begins with, all of them.
+    /// The generation that this one begins with, byte for byte.
     pub follows: Option<Generation>,
-    /// The objects that hold its bytes.
+    /// The generations whose objects hold the bytes.
     pub parts: Vec<Generation>,
     pub closed_at_ns: i64,
 }
 
-/// What becomes of a generation, and why in one sentence.
+/// The decision on a generation, and the reason in one sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     pub given_up: bool,
     pub reason: String,
 }
 
-/// That a name was removed, as Tier-3 has it.
+/// The removal of a name, as Tier-3 has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Removal {
-    /// The last generation that it meant.
+    /// The last generation that the removal covers.
     pub until: Generation,
-    /// An administrator removed it, or the policy lets generations follow removals. Otherwise only what was read while it was
-    /// open goes: mostly of temporary names.
+    /// Whether an administrator removed the file, or the policy lets generations follow removals. Otherwise only generations that
+    /// were read while the file was open are retired: mostly of temporary names.
     pub counts: bool,
 }
 
-/// Says which generations of one path are given up, oldest first; the verdicts are in the same order. `needed`: files in the tree
-/// have their bytes there.
+/// Decides which generations of one path are retired, oldest first; the verdicts are in the same order. `needed`: generations
+/// whose bytes files in the tree have in Tier-3.
 ///
-/// The newest two stay, as of checkpoints, and the newest that its writers closed: what follows may be half an overwrite. One
-/// whose bytes are all in a later one, and one that was read while somebody wrote it, are given up whatever the policy says.
+/// The newest two stay, as for checkpoints, and so does the newest generation that its writers closed: later ones may be half an
+/// overwrite. Two kinds are retired whatever the policy: a generation whose bytes are all in a later one, and a generation that
+/// was read while a handle could write it.
 #[must_use]
 pub fn retain(
     policy: &Policy,
@@ -171,7 +173,7 @@ pub fn retain(
             }
         })
         .collect();
-    // Of what stays the objects stay, and what describes them.
+    // Generations that stay keep the objects of others that they share, and the sidecars of those objects.
     for index in (0..held.len()).rev().filter(|index| verdicts[*index].given_up).collect::<Vec<_>>() {
         let own = held[index].generation;
         let mut needs = held.iter().zip(&verdicts).filter(|(_, verdict)| !verdict.given_up);
@@ -183,8 +185,8 @@ pub fn retain(
     verdicts
 }
 
-/// The generation that somebody wants back: the newest, unless it was left open or cut over one that its writers closed and that
-/// it does not go on from.
+/// Returns the generation to restore: the newest. The exception is a newest generation that was left open or cut and does not go
+/// on from a closed one: then it is the newest closed one, if any.
 #[must_use]
 pub fn wanted(held: &[Held]) -> Option<Generation> {
     let newest = held.last()?;
@@ -203,53 +205,54 @@ pub fn wanted(held: &[Held]) -> Option<Generation> {
     Some(closed.unwrap_or(newest).generation)
 }
 
-/// What is known of a file outside checkpoints.
+/// The facts about a loose file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// Nobody can change its bytes now.
+    /// Whether no handle can change the bytes now.
     pub at_rest: bool,
-    /// Tier-3 may lack some of its bytes.
+    /// Whether Tier-3 may lack some of the bytes.
     pub lacking: bool,
-    /// Since its last writer let go of it.
+    /// Time since the last writer released the file.
     pub quiet_ns: i64,
-    /// Since Tier-3 is known to lack some of it, or since its bytes were read last while somebody could write them.
+    /// Time since Tier-3 is known to lack some of the bytes, or since they were last read while a handle could write them.
     pub lacking_ns: i64,
-    /// What the last upload took.
+    /// Duration of the last upload.
     pub took_ns: i64,
-    /// It has a temporary name, and a program that wrote it lives: it is about to get another, or to go.
+    /// Whether the file has a temporary name and a program that wrote it lives: it is about to be renamed or removed.
     pub in_flight: bool,
-    /// Somebody waits for it, or the daemon ends.
+    /// Whether a caller waits for the file, or the daemon ends.
     pub waited_for: bool,
     pub settle_ns: i64,
 }
 
-/// What follows.
+/// The next step for a loose file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     Nothing,
-    /// Look again after so long.
+    /// Ask again after this time.
     Again {
         in_ns: i64,
     },
     Upload,
 }
 
-/// Between two uploads of a file that does not come to rest. A settle time beyond a minute was asked for, and counts.
+/// Returns the interval between two uploads of a file that does not come to rest. A configured settle time beyond a minute counts
+/// in full.
 #[must_use]
 pub fn interval_ns(settle_ns: i64) -> i64 {
     settle_ns.saturating_mul(SETTLES).clamp(SECOND_NS, LONGEST_NS).max(settle_ns)
 }
 
-/// Says when a file outside checkpoints is uploaded.
+/// Decides when a loose file is uploaded.
 #[must_use]
 pub fn next(facts: &Facts) -> Next {
     let interval_ns = interval_ns(facts.settle_ns).max(facts.took_ns.saturating_mul(SHARE));
     let left_ns = interval_ns.saturating_sub(facts.lacking_ns);
     match (facts.lacking, facts.at_rest) {
         (false, true) => Next::Nothing,
-        // Sent now, it would be sent twice. Nobody says when the program ends.
+        // Sent now, the file would be sent twice. No event announces the end of the program.
         (true, _) if facts.in_flight => Next::Again { in_ns: facts.settle_ns.max(SECOND_NS) },
-        // Nobody says when a program writes.
+        // No event announces that a program writes.
         (false, false) => Next::Again { in_ns: left_ns.max(SECOND_NS) },
         (true, _) if facts.waited_for => Next::Upload,
         (true, at_rest) => {

@@ -1,5 +1,5 @@
-//! The manifest: what a committed version is, file by file, under the hash of its own bytes; and the prepared
-//! markers that it is put together from.
+//! The manifest, which describes a committed version file by file, under the hash of its own bytes; and the prepared
+//! markers that it is joined from.
 //!
 //! Owns: their fields, the checks on them, how they join. Does not own: who writes them and when (`checkpoint`).
 
@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a committed version is.
+/// The description of a committed version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     pub format: u32,
@@ -39,18 +39,19 @@ pub struct Manifest {
     pub hard_links: Vec<HardLink>,
 }
 
-/// One file: where its bytes are, what they are, and what the tree shows of it.
+/// A file: the place of its bytes, their checksums, and its attributes in the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManifestFile {
-    /// Below the mount.
+    /// Path below the mount.
     pub path: RelPath,
-    /// Below the prefix of the store's URL: the one that the path makes, or, of what was imported, an object of others.
+    /// Key below the prefix of the store's URL: the key that the path makes, or, for imported files, an object that
+    /// another program wrote.
     pub key: String,
     pub size_bytes: u64,
     pub crc64nvme: Crc64,
-    /// One for each chunk of `chunk_bytes`.
+    /// Checksums, one for each chunk of `chunk_bytes`.
     pub chunks: Vec<Crc64>,
-    /// Left out where the object is the file's bytes as they are. Checksums are always of those.
+    /// Left out if the object is the file's bytes as they are. Checksums are always of the file's bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoding: Option<Encoding>,
     pub etag: Option<String>,
@@ -74,10 +75,10 @@ impl ManifestFile {
     }
 }
 
-/// What the tree shows of a file or directory besides its bytes.
+/// Attributes of a file or directory in the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Attributes {
-    /// Permission bits, without the kind.
+    /// Permission bits, without the file type.
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
@@ -97,7 +98,7 @@ pub struct Directory {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Symlink {
     pub path: RelPath,
-    /// As the user wrote it; it may lead anywhere, and only the user's kernel follows it.
+    /// The target as the user wrote it; it may lead anywhere, and only the user's kernel follows it.
     pub target: RawText,
     pub uid: u32,
     pub gid: u32,
@@ -107,7 +108,7 @@ pub struct Symlink {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HardLink {
     pub path: RelPath,
-    /// A file of the same document.
+    /// Path of a file in the same document.
     pub to: RelPath,
 }
 
@@ -128,7 +129,7 @@ impl<'de> Deserialize<'de> for Base64 {
     }
 }
 
-/// `prepared-<node>-<incarnation>.json`: one participant's files of the attempt are all in Tier-3.
+/// `prepared-<node>-<incarnation>.json`: all files that one participant has in the attempt are in Tier-3.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prepared {
     pub format: u32,
@@ -136,10 +137,10 @@ pub struct Prepared {
     pub version: VersionId,
     pub attempt: AttemptId,
     pub epoch: Epoch,
-    /// Whose files these are.
+    /// The participant whose files these are.
     #[serde(flatten)]
     pub life: NodeLife,
-    /// Who uploaded them, when the participant was lost before it could.
+    /// The node that uploaded the files, if the participant was lost before it could.
     pub by: Option<NodeLife>,
     pub chunk_bytes: u64,
     pub files: Vec<ManifestFile>,
@@ -184,12 +185,12 @@ impl ValidatedManifest {
 }
 
 impl Manifest {
-    /// Joins a record and the prepared markers of all its participants. The answer is the same whatever the order
-    /// of the markers.
+    /// Joins a record and the prepared markers of all its participants. The result does not depend on the order of the
+    /// markers.
     ///
     /// # Errors
-    /// When a marker is of another attempt, a file of the record was not prepared or was prepared otherwise, or the
-    /// whole breaks a rule.
+    /// When a marker is of another attempt, a file of the record was not prepared or was prepared otherwise, or the result
+    /// breaks a rule.
     pub fn join(record: &Record, prepared: &[Prepared]) -> Result<Self, Flaw> {
         let mut files = BTreeMap::new();
         let mut directories = BTreeMap::new();
@@ -252,7 +253,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The exact bytes and the hash that names them.
+    /// Returns the exact bytes and the hash that names them.
     ///
     /// # Errors
     /// When the manifest breaks a rule or is too large.
@@ -262,13 +263,13 @@ impl Manifest {
         Ok((bytes, hash))
     }
 
-    /// Whether its bytes are in objects that others wrote.
+    /// Whether the bytes are in objects that another program wrote.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         self.files.iter().any(|file| is_foreign(&file.key))
     }
 
-    /// The sum over all files.
+    /// Returns the sum over all files.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.files.iter().fold(0, |sum, file| sum.saturating_add(file.size_bytes))
@@ -278,7 +279,7 @@ impl Manifest {
 impl Document for Manifest {
     const WHAT: &'static str = "a manifest";
     const MAX_BYTES: usize = MAX_DOCUMENT_BYTES;
-    // Its key has the hash of its exact bytes.
+    // The key contains the hash of the exact bytes.
     const SEALED: bool = false;
 
     fn format(&self) -> u32 {
@@ -313,7 +314,7 @@ impl Document for Prepared {
     }
 }
 
-/// What manifests and prepared markers share.
+/// The fields that manifests and prepared markers share.
 struct Content<'a> {
     format: u32,
     chunk_bytes: u64,
@@ -367,13 +368,13 @@ impl Content<'_> {
     }
 }
 
-/// The format in which a document can list these files; no older than `least`.
+/// Returns the format in which a document can list these files; no older than `least`.
 #[must_use]
 pub fn format_of(files: &[ManifestFile], least: u32) -> u32 {
     if files.iter().any(|file| file.encoding.is_some()) { least.max(FORMAT_ENCODED) } else { least }
 }
 
-/// Size, seal and the sum of the chunks, which is a check that costs no bytes; and where encoded chunks may lie.
+/// Checks size, seal, the places of encoded chunks, and the sum of the chunks, which costs no reading of bytes.
 pub(crate) fn check_file(file: &ManifestFile, format: u32) -> Result<(), Flaw> {
     let path = || file.path.to_string();
     if let Some(encoding) = &file.encoding {
@@ -401,8 +402,8 @@ pub(crate) fn check_file(file: &ManifestFile, format: u32) -> Result<(), Flaw> {
     Ok(())
 }
 
-/// A file's key is the one its path makes, in this attempt, possibly in a stand-in's part of it; or no key of ours at all:
-/// what was imported stays where others put it, out of the reach of every delete.
+/// Checks a file's key. The key is the one that its path makes in this attempt, possibly in a stand-in's part. Otherwise
+/// it is no key of ours: an imported object stays where another program put it, out of the reach of every delete.
 fn check_key(file: &ManifestFile, version: &VersionId, attempt: AttemptId) -> Result<(), Flaw> {
     let stand_in = match file.key.parse() {
         Ok(Key::Data { part, relative: PathOrHash::Path(_) | PathOrHash::Hash(_), .. }) => part.stand_in,

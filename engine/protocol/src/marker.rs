@@ -1,7 +1,7 @@
-//! `_COMMITTED`, the one decision about a version, and `_RETIRED`, a committed version given up.
+//! `_COMMITTED`, the one decision about a version, and `_RETIRED`, the retirement of a committed version.
 //!
-//! Owns: their fields, the check against the manifest they name, and what a doubtful answer to the conditional create
-//! means once the marker was read. Does not own: the request itself (the engine's store).
+//! Owns: their fields, the check against the manifest that they name, and the meaning of a doubtful answer to the
+//! conditional create once the marker was read. Does not own: the request itself (the engine's store).
 
 use crate::format::{Document, Flaw, MAX_MARKER_BYTES, expect_same};
 use crate::id::{AttemptId, ContentHash, Epoch, Step};
@@ -33,7 +33,7 @@ impl fmt::Display for Decision {
     }
 }
 
-/// `_COMMITTED`.
+/// `_COMMITTED`: the decision about a version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Marker {
     pub format: u32,
@@ -51,7 +51,7 @@ pub struct Marker {
 }
 
 impl Marker {
-    /// A decision to commit the manifest of that hash.
+    /// Makes a decision to commit the manifest of that hash.
     #[must_use]
     pub fn commit(
         version: VersionId,
@@ -75,7 +75,7 @@ impl Marker {
         }
     }
 
-    /// A decision that this version is never committed.
+    /// Makes a decision that this version is never committed.
     #[must_use]
     pub fn abort(version: VersionId, attempt: AttemptId, step: Option<Step>, epoch: Epoch) -> Self {
         Self {
@@ -91,7 +91,8 @@ impl Marker {
         }
     }
 
-    /// Whether the marker stands where its body says. A marker that was copied elsewhere decides nothing there.
+    /// Checks that the marker stands at the place that its body names. A marker that was copied elsewhere decides
+    /// nothing there.
     ///
     /// # Errors
     /// `Flaw::Mismatch` when the key is another version's.
@@ -99,10 +100,10 @@ impl Marker {
         expect_same("version", &self.version, key_version)
     }
 
-    /// Whether this marker commits that manifest.
+    /// Checks that this marker commits that manifest.
     ///
     /// # Errors
-    /// When it aborts, or names another manifest, version, attempt or step.
+    /// When the marker aborts, or names another manifest, version, attempt or step.
     pub fn check_manifest(&self, found: &ValidatedManifest) -> Result<(), Flaw> {
         let Some(hash) = self.manifest_hash else {
             return Err(Flaw::Decision { decision: "abort", problem: "has no manifest" });
@@ -119,7 +120,7 @@ impl Marker {
 impl Document for Marker {
     const WHAT: &'static str = "a commit marker (_COMMITTED)";
     const MAX_BYTES: usize = MAX_MARKER_BYTES;
-    // Its fields are a contract with those who read it without us; what it commits has a hash.
+    // The fields are a contract with readers that do not use Tidemark; the manifest has a hash.
     const SEALED: bool = false;
 
     fn format(&self) -> u32 {
@@ -140,20 +141,20 @@ impl Document for Marker {
     }
 }
 
-/// What became of a conditional create whose answer did not say, once the marker was read.
+/// The outcome of a conditional create with a doubtful answer, once the marker was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MarkerOutcome {
-    /// The decision stands as I wrote it, or as another coordinator wrote the same one.
+    /// The decision stands as this coordinator wrote it, or another coordinator wrote the same one.
     Mine,
-    /// Another decision stands. Mine never will.
+    /// Another decision stands, and this coordinator's never will.
     Lost { decision: Decision, attempt: AttemptId, epoch: Epoch },
-    /// Nothing is decided: try again, bounded.
+    /// Nothing is decided: try again, up to a limit.
     Absent,
 }
 
-/// The rule for every doubtful answer (time-out, 5xx, 409, 412, "already exists"): read the marker, and believe only
-/// that. The same decision about the same manifest is mine whoever wrote it, because a successor finishes the attempt
-/// that it finds and would write the same.
+/// Resolves every doubtful answer (time-out, 5xx, 409, 412, "already exists"): the caller reads the marker, and only
+/// that counts. The same decision about the same manifest is ours whoever wrote it, because a successor finishes the
+/// attempt that it finds and would write the same.
 #[must_use]
 pub fn doubt(mine: &Marker, found: Option<&Marker>) -> MarkerOutcome {
     let Some(found) = found else { return MarkerOutcome::Absent };
@@ -167,7 +168,7 @@ pub fn doubt(mine: &Marker, found: Option<&Marker>) -> MarkerOutcome {
     MarkerOutcome::Lost { decision: found.decision, attempt: found.attempt, epoch: found.epoch }
 }
 
-/// `_RETIRED`: a committed version given up; readers pass over it from then on.
+/// `_RETIRED`: the retirement of a committed version; readers ignore the version from then on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retired {
     pub format: u32,
@@ -176,17 +177,17 @@ pub struct Retired {
     pub attempt: AttemptId,
     pub manifest_hash: ContentHash,
     pub epoch: Epoch,
-    /// One sentence: which rule of retention, or who asked.
+    /// The rule of retention, or the person who asked, in one sentence.
     pub reason: String,
-    /// CLOCK_REALTIME.
+    /// CLOCK_REALTIME at the retirement.
     pub retired_at_ns: i64,
 }
 
 impl Retired {
-    /// Whether this retirement lies where the key says, and gives up the manifest with this hash where one is named.
+    /// Checks that this retirement lies where the key says, and retires the manifest with this hash if one is given.
     ///
     /// # Errors
-    /// `Flaw::Mismatch` when it is another version's, or another manifest's.
+    /// `Flaw::Mismatch` when it belongs to another version, or another manifest.
     pub fn check(&self, key_version: &VersionId, manifest: Option<&ContentHash>) -> Result<(), Flaw> {
         expect_same("version", &self.version, key_version)?;
         manifest.map_or(Ok(()), |hash| expect_same("manifest_hash", &self.manifest_hash, hash))

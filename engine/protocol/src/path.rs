@@ -1,7 +1,7 @@
 //! Paths as the mount gives them, which are bytes, and their reversible text.
 //!
-//! Owns: relative paths, run directories and checkpoint names. Does not own: how bytes that text cannot hold are escaped (`escape`),
-//! what a key makes of them (`key`), the tree itself (the engine's namespace).
+//! Owns: relative paths, run directories and checkpoint names. Does not own: the escapes for bytes that text cannot hold (`escape`),
+//! the form of a path in a key (`key`), the tree itself (the engine's namespace).
 
 use crate::escape::{escape, escape_above_version, unescape};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -9,12 +9,12 @@ use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-/// The most bytes in a path: Linux's PATH_MAX.
+/// Most bytes in a path: Linux's PATH_MAX.
 pub const MAX_PATH_BYTES: usize = 4096;
-/// The most bytes in one component: Linux's NAME_MAX.
+/// Most bytes in one component: Linux's NAME_MAX.
 pub const MAX_COMPONENT_BYTES: usize = 255;
 
-/// The directory of a path of the mount, empty for the root, and the last component.
+/// Splits a path of the mount into its directory, empty for the root, and the last component.
 #[must_use]
 pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
@@ -23,21 +23,21 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// The path of a name in a directory, which is empty for the root.
+/// Joins a name to a directory, which is empty for the root.
 #[must_use]
 pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     if directory.is_empty() { name.to_vec() } else { [directory, name].join(&b'/') }
 }
 
-/// A path below the mount: not empty, components separated by one `/`, none of them `.` or `..`, no NUL. It can
-/// therefore never name anything outside the directory that it is joined to.
+/// A path below the mount: not empty, components separated by one `/`, none of them `.` or `..`, no NUL. Such a path can never name
+/// anything outside the directory that it is joined to.
 ///
-/// Its text, also in JSON, is UTF-8: every byte that is not part of valid UTF-8, every control character and every
-/// `%` is written `%XX` (capitals).
+/// The text form, also in JSON, is UTF-8: every byte that is not part of valid UTF-8, every control character and every `%` is
+/// written `%XX` (capitals).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelPath(Vec<u8>);
 
-/// Why some bytes are not a path of ours.
+/// The reason why bytes are not a path of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PathProblem {
     #[error("the path is empty")]
@@ -96,26 +96,26 @@ impl RelPath {
         self.0.split(|b| *b == b'/')
     }
 
-    /// The last component.
+    /// Returns the last component.
     #[must_use]
     pub fn name(&self) -> &[u8] {
         self.0.rsplit(|b| *b == b'/').next().unwrap_or(&self.0)
     }
 
-    /// The path without its last component; `None` directly below the mount.
+    /// Returns the path without its last component; `None` directly below the mount.
     #[must_use]
     pub fn parent(&self) -> Option<Self> {
         let slash = self.0.iter().rposition(|b| *b == b'/')?;
         Some(Self(self.0[..slash].to_vec()))
     }
 
-    /// Whether this path lies below `directory` (it is not below itself).
+    /// Whether this path lies below `directory` (a directory is not below itself).
     #[must_use]
     pub fn is_below(&self, directory: &Self) -> bool {
         self.strip(&directory.0).is_some()
     }
 
-    /// What is left of this path below `directory`.
+    /// Returns the rest of this path below `directory`.
     #[must_use]
     pub fn below(&self, directory: &Self) -> Option<Self> {
         self.strip(&directory.0).map(|rest| Self(rest.to_vec()))
@@ -132,19 +132,19 @@ impl RelPath {
     }
 }
 
-/// The most bytes of a run in a key; see `key` for the sum that it is part of.
+/// Most bytes of a run in a key; `key` adds up the parts of a key.
 pub const MAX_RUN_KEY_BYTES: usize = 360;
-/// The most bytes of a checkpoint's name in a key: one component of a POSIX path holds 255, and a temporary name
-/// needs a few more than the name.
+/// Most bytes of a checkpoint's name in a key: one component of a POSIX path holds 255, and a temporary name needs a few more than
+/// the name.
 pub const MAX_CHECKPOINT_KEY_BYTES: usize = 240;
 
-/// A run directory: a path below the mount, or the mount itself, whose text is `_`. Its text is its form in keys
-/// (a directory really named `_` is `%5F`), of at most [`MAX_RUN_KEY_BYTES`].
+/// A run directory: a path below the mount, or the mount itself, whose text is `_`. The text is the form in keys (a directory really
+/// named `_` is `%5F`), of at most [`MAX_RUN_KEY_BYTES`].
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct RunPath(Option<RelPath>);
 
 impl RunPath {
-    /// The mount itself.
+    /// Returns the mount itself.
     #[must_use]
     pub const fn root() -> Self {
         Self(None)
@@ -167,13 +167,13 @@ impl RunPath {
         Ok(run)
     }
 
-    /// The run directory below the mount; `None` is the mount itself.
+    /// Returns the run directory below the mount; `None` is the mount itself.
     #[must_use]
     pub fn path(&self) -> Option<&RelPath> {
         self.0.as_ref()
     }
 
-    /// What is left of `path` below this run.
+    /// Returns the rest of `path` below this run.
     #[must_use]
     pub fn below(&self, path: &RelPath) -> Option<RelPath> {
         match &self.0 {
@@ -217,7 +217,7 @@ impl CheckpointName {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RawText(pub Vec<u8>);
 
-/// The bytes of a text that must be exactly what [`escape`] writes, so that one path has one text.
+/// Decodes a text that must be exactly what [`escape`] writes, so that one path has one text.
 fn unescape_exactly(text: &str) -> Result<Vec<u8>, PathProblem> {
     let bytes = unescape(text).ok_or(PathProblem::Escape)?;
     if escape(&bytes) == text { Ok(bytes) } else { Err(PathProblem::Escape) }

@@ -1,7 +1,7 @@
 //! `attempt.json`: the record of a complete version, the first object of an attempt.
 //!
-//! Owns: the record's fields and what must hold between them. Does not own: when a version is complete (`evidence`),
-//! the order of the commit (`checkpoint`).
+//! Owns: the record's fields and the checks between them. Does not own: when a version is complete (`evidence`), the order of the commit
+//! (`checkpoint`).
 
 use crate::checksum::Crc64;
 use crate::format::{Document, Flaw, MAX_DOCUMENT_BYTES};
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The largest file: what a signed 64-bit offset reaches.
+/// Largest file, in bytes: the limit of a signed 64-bit offset.
 pub const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
-/// Why a version is taken to be complete; `Quiescence` alone is not enough to commit it.
+/// The reason why a version counts as complete; `Quiescence` alone does not suffice for a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Evidence {
@@ -23,18 +23,18 @@ pub enum Evidence {
     Marker,
     /// The framework's own index, published after every file that it names.
     Index,
-    /// As many files as their names, or the size of the job, say.
+    /// As many files as their names, or the size of the job, require.
     Count,
-    /// The names of the session's previous version, from the same writers, none of which died.
+    /// The same names as the session's previous version, from the same writers, none of which died.
     History,
-    /// The only process of its session, or the only one that wrote a file by itself, has closed all it wrote, and the settle time has
-    /// passed.
+    /// The only process of its session, or the only one that wrote a file by itself, has closed every file that it wrote, and the settle
+    /// time has passed.
     OneProcess,
     /// `ckptctl commit`, the attribute, or `ckptctl flush --wait`.
     Told,
     /// Every writer of this version has begun a later one.
     Succeeded,
-    /// Nothing happens any more. Uploaded and prepared, not committed.
+    /// Nothing happens any more. Such a version is uploaded and prepared, not committed.
     Quiescence,
 }
 
@@ -61,41 +61,40 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// The immutable list of a complete version. Only a record says what "every file" is.
+/// The immutable list of a complete version. Only a record defines "every file".
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub format: u32,
     #[serde(flatten)]
     pub version: VersionId,
     pub attempt: AttemptId,
-    /// `null` where the framework's names carry no step.
+    /// `null` if the framework's names carry no step.
     pub step: Option<Step>,
-    /// The rule that recognised it, as `ls` shows it.
+    /// The rule that recognised the version, as `ls` shows it.
     pub framework: String,
     pub evidence: Evidence,
-    /// One sentence for people.
+    /// The evidence in one sentence for people.
     pub evidence_detail: String,
     pub epoch: Epoch,
     /// CLOCK_REALTIME when the last of its files got its bytes and its name; see `lineage::stamp`.
     pub completed_at_ns: i64,
     pub participants: Vec<NodeLife>,
     pub files: Vec<RecordFile>,
-    /// What was recorded is known to be only a part: files were missing, open or cut when the daemon ended, and
-    /// `evidence_detail` says which. Such a version is kept for its bytes; asking for everything to be durable
-    /// (`ckptctl flush --wait`) does not make it whole.
+    /// Whether the version is known to be only a part: files were missing, open or cut when the daemon ended; `evidence_detail` names them.
+    /// Such a version is kept for its bytes. A request to make everything durable (`ckptctl flush --wait`) does not make it whole.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
-    /// It stays in sight, and something speaks against it: a file contradicts its own format, a process that may have been in the
-    /// middle of it failed, or a program that lives may have added to it. Such a version is kept as it is, in sight. Nothing but an administrator's word commits it: a later
-    /// daemon does not know any more what spoke against it.
+    /// Whether something speaks against a version that stays visible. A file contradicts its own format, a process that may have been in
+    /// the middle of the version failed, or a live program may have added to it. The version is kept as it is, and visible. Only an
+    /// administrator's word commits it: a later daemon no longer knows what spoke against it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub doubted: bool,
 }
 
-/// One file of a record.
+/// A file of a record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordFile {
-    /// Below the mount.
+    /// Path below the mount.
     pub path: RelPath,
     pub file: FileId,
     pub seal: SealNumber,
@@ -156,7 +155,7 @@ impl Document for Record {
 }
 
 impl Record {
-    /// The sum over all files.
+    /// Returns the sum over all files.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.files.iter().fold(0, |sum, entry| sum.saturating_add(entry.size_bytes))
@@ -164,7 +163,7 @@ impl Record {
 }
 
 /// # Errors
-/// `Flaw::Size` beyond what an offset reaches.
+/// `Flaw::Size` beyond the limit of an offset.
 pub(crate) fn check_size(path: &RelPath, size_bytes: u64) -> Result<(), Flaw> {
     if size_bytes > MAX_FILE_BYTES {
         return Err(Flaw::Size { path: path.to_string(), size_bytes, limit: MAX_FILE_BYTES });

@@ -1,55 +1,56 @@
-//! Which checkpoint of a run a job comes back to, and why not a newer one.
+//! Recovery: the checkpoint of a run that a job resumes from, and why not a newer one.
 //!
-//! Owns: the choice, with a reason for each version. Does not own: what is known of the copies (the node), the order of
-//! versions (`lineage`).
+//! Owns: the choice, with a reason for each version. Does not own: the knowledge of the copies (the node), the order of versions
+//! (`lineage`).
 
 use crate::checkpoint::Checkpoint;
 use crate::lineage;
 use serde::{Deserialize, Serialize};
 
-/// One version of the run, as the node knows it.
+/// A version of the run, as the node knows it.
 #[derive(Debug, Clone)]
 pub struct Standing<'a> {
     pub checkpoint: &'a Checkpoint,
-    /// Why it cannot be had whole: a file of it has no good copy left.
+    /// The reason why the version is not available whole: a file of it has no good copy left.
     pub lost: Option<String>,
     pub sight: Sight,
 }
 
-/// Which names of a version are in the tree, with its bytes.
+/// The names of a version that are in the tree, with its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sight {
-    /// All, or they come back by themselves.
+    /// All names, or they come back by themselves.
     All,
-    /// So many of them. Its job, or a person, removed the others, and nothing else has their place.
+    /// `left` of `of` names. The job, or a person, removed the others, and nothing has taken their place.
     InPart { left: u64, of: u64 },
-    /// Some are missing, and it is not known that somebody removed them.
+    /// Some names are missing, but it is not known that a job or a person removed them.
     Missing,
 }
 
-/// What becomes of one version.
+/// The result for one version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standpoint {
-    /// A job that comes back loads this one.
+    /// A job that comes back loads this version.
     Chosen,
-    /// It is newer than the chosen one, and cannot be loaded.
+    /// The version is newer than the chosen one, but cannot be loaded.
     PassedOver,
-    /// It could be loaded, and the chosen one is newer, or by its name more of a save.
+    /// The version could be loaded. The chosen one is newer, or its name says that it holds more of a save.
     Older,
 }
 
-/// A version, by its place among those given, and what is said of it.
+/// The result for a version, which is given by its index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     pub index: usize,
     pub standpoint: Standpoint,
     pub reason: String,
-    /// The version is passed over only because its job, or a person, removed a part of it.
+    /// Whether the version is passed over only because its job, or a person, removed a part of it.
     pub removed_in_part: bool,
 }
 
-/// The versions of one run, the one that a job would rather load first ([`lineage::order_to_resume`]), at most one of them chosen.
+/// Judges the versions of one run, in the order in which a job would load them ([`lineage::order_to_resume`]); chooses at most
+/// one.
 #[must_use]
 pub fn choose(versions: &[Standing<'_>]) -> Vec<Choice> {
     let mut order: Vec<usize> = (0..versions.len()).collect();
@@ -90,7 +91,7 @@ fn unfit(version: &Standing<'_>) -> Option<String> {
     })
 }
 
-/// Why it cannot be loaded, whatever the tree has of it.
+/// Returns why the version cannot be loaded, apart from its names in the tree.
 fn unfit_besides_names(version: &Standing<'_>) -> Option<String> {
     let checkpoint = version.checkpoint;
     if let Some(why) = checkpoint.failure() {

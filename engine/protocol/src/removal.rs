@@ -1,52 +1,53 @@
-//! What becomes of a checkpoint whose names a job took away.
+//! The decision about a checkpoint whose names a job removed.
 //!
-//! Owns: the decision, with its reason. Does not own: who removed it and how they ended (the node), when its bytes go
-//! (`retention`).
+//! Owns: the decision, with its reason. Does not own: who removed the names and how they ended (the node), when the
+//! bytes are deleted (`retention`).
 //!
 //! Some jobs remove the old checkpoint before they write the new one (Accelerate with `total_limit=1`, Megatron's
-//! non-persistent saves). One that dies between the two has nothing left to come back to, and did not mean that.
+//! non-persistent saves). If such a job dies between the two, nothing is left to resume from, and the job did not
+//! intend that.
 
-/// How a process stands that removed names of a checkpoint, or made its directory.
+/// The fate of a process that removed names of a checkpoint, or made its directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Actor {
     Alive {
         process: u32,
     },
-    /// It has ended, and the kernel has not said how: nobody has waited for it yet.
+    /// The process has ended, but its parent has not waited for it, so the kernel has not said how.
     Ended,
-    /// Killed, or it ended with a failure.
+    /// Killed, or ended with a failure.
     Failed {
         process: u32,
     },
-    /// It has ended, nobody can say how, and it had begun another checkpoint of the run.
+    /// The process has ended, unknown how, and had begun another checkpoint of the run.
     Lost {
         process: u32,
     },
-    /// It ended well; or nobody can say, and it had begun nothing.
+    /// The process ended well; or its end is unknown, and it had begun nothing.
     Meant,
 }
 
-/// What is known of the run whose newest checkpoint was removed.
+/// The facts about the run whose newest checkpoint was removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Left {
-    /// A whole checkpoint of the run is in the tree.
+    /// Whether a whole checkpoint of the run is in the tree.
     pub whole: bool,
-    /// Names of another one are there, and whether that is whole is being found out.
+    /// Whether names of another checkpoint exist, and it is not yet known whether that one is whole.
     pub in_hand: bool,
-    /// The removed one is in Tier-3.
+    /// Whether the removed checkpoint is in Tier-3.
     pub committed: bool,
-    /// It is on its way there.
+    /// Whether the removed checkpoint is on its way to Tier-3.
     pub on_its_way: bool,
 }
 
-/// See the module's head.
+/// The decision; see the module's head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Removal {
-    /// It stays removed.
+    /// The checkpoint stays removed.
     Stands { why: &'static str },
-    /// To be asked again.
+    /// Ask again later.
     Waits { why: String },
-    /// Its names come back.
+    /// The names come back.
     Undone { why: String },
 }
 

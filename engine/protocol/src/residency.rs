@@ -1,36 +1,37 @@
-//! Which host copies give way, and in which order.
+//! The order in which host copies give way.
 //!
-//! Owns: the classes of reclaiming, and which version puts a file into which. Does not own: which version is the
-//! newest (`lineage`), finding room (the engine's namespace, which takes a copy only where Tier-3 has the same seal).
+//! Owns: the classes of reclaiming, and the class that a version gives its files. Does not own: which version is the
+//! newest (`lineage`), finding room (the engine's namespace, which evicts a copy only if Tier-3 has the same seal).
 
 use crate::key::VersionId;
 
-/// What may be taken of a file's host copy under pressure: lower classes first, the longest closed first within one.
+/// The class in which a file's host copy may be reclaimed under pressure: lower classes first, the longest closed first
+/// within one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum ReclaimClass {
-    /// Of a committed version, and a newer one of its lineage is committed too.
+    /// File of a committed version, while a newer one of its lineage is committed too.
     BelowWatermark,
     /// A loose file, uploaded and recorded.
     Loose,
-    /// Of the newest committed version: taken last, and only under pressure.
+    /// File of the newest committed version: reclaimed last, and only under pressure.
     CommittedNewest,
-    /// Not in Tier-3: these may be the only bytes.
+    /// Not in Tier-3: these bytes may be the only ones.
     #[default]
     Never,
 }
 
-/// The class of the files of a committed version. A file of several versions has the highest of theirs.
+/// Returns the class of the files of a committed version. A file of several versions has the highest of theirs.
 #[must_use]
 pub fn reclaim_class(committed: &VersionId, watermark: Option<&VersionId>) -> ReclaimClass {
     match watermark {
         Some(watermark) if watermark != committed => ReclaimClass::BelowWatermark,
-        // Without a watermark nothing says that a newer one is there.
+        // Without a watermark it is not known that a newer version exists.
         Some(_) | None => ReclaimClass::CommittedNewest,
     }
 }
 
-/// The class of a loose file that is uploaded and recorded, and was `known` before: it may be another name of a file of a
-/// checkpoint, whose class it does not lower.
+/// Returns the class of a loose file that is uploaded and recorded, and whose class was `known` before. The file may be
+/// another name of a checkpoint's file; then its class is not lowered.
 #[must_use]
 pub fn loose_class(known: ReclaimClass) -> ReclaimClass {
     match known {

@@ -1,11 +1,11 @@
-//! Which committed versions are given up.
+//! Retention: the committed versions that are retired.
 //!
-//! Owns: the policy, the verdict on every version with its reason, and the leave without which the engine deletes
-//! nothing ([`Retirement`]). Does not own: the order along the lineage (`lineage`), the deletes (the engine).
+//! Owns: the policy, the verdict on every version with its reason, and the permission without which the engine deletes nothing
+//! ([`Retirement`]). Does not own: the order along the lineage (`lineage`), the deletes (the engine).
 //!
-//! Only versions that the tree shows take places among the newest, the first and the best: a removed one would push a live one out. A
-//! version that the tree does not show is judged as if each version took a place. The same rules keep it for `undelete`, so the
-//! policy bounds how many stay in addition.
+//! Only versions that the tree shows take places among the newest, the first and the best: a removed version would push a live one
+//! out. A version that the tree does not show is judged as if every version took a place. The same rules keep it for `undelete`, so
+//! the policy bounds how many such versions stay in addition.
 
 use crate::id::Step;
 use crate::key::VersionId;
@@ -13,25 +13,24 @@ use crate::recognise;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Committed and verified versions that are always kept, whatever the policy says: the newest, and one to fall back
-/// to when it turns out to be bad. So many of those that the tree shows are kept, and so many of all.
+/// Number of committed and verified versions that are always kept, whatever the policy: the newest, and one to fall
+/// back to if it turns out to be bad. The same number is kept of those that the tree shows, and of all.
 pub const ALWAYS_KEPT: usize = 2;
 
-/// The user attribute by which a job says how good a checkpoint is: a number as text, on the checkpoint's directory or on
-/// one of its files.
+/// The user attribute by which a job rates a checkpoint: a number as text, on the checkpoint's directory or on one of its files.
 pub const METRIC_XATTR: &str = "user.tidemark.metric";
 
-/// No number needs more text; a longer value is none.
+/// Longest metric, in bytes. No number needs more text; a longer value is no metric.
 pub const METRIC_BYTES_MAX: usize = 64;
 
-/// Which end of the metric is the good one.
+/// The better end of the metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Best {
-    /// As of a loss.
+    /// For example a loss.
     #[default]
     Lowest,
-    /// As of an accuracy.
+    /// For example an accuracy.
     Highest,
 }
 
@@ -44,19 +43,19 @@ impl Best {
     }
 }
 
-/// What the job said of a version.
+/// The job's rating of a version.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum Metric {
     #[default]
     Unsaid,
-    /// Finite.
+    /// A finite number.
     Number(f64),
-    /// What it said instead, for people.
+    /// A value that is no number, for people.
     NoNumber(String),
 }
 
 impl Metric {
-    /// Reads the attribute's value; spaces around the number are allowed, since `echo` and `setfattr` leave some.
+    /// Parses the attribute's value; spaces around the number are allowed, because `echo` and `setfattr` leave some.
     #[must_use]
     pub fn parse(value: &[u8]) -> Self {
         let text = std::str::from_utf8(value).map(str::trim).ok().filter(|_| value.len() <= METRIC_BYTES_MAX);
@@ -70,38 +69,38 @@ impl Metric {
     }
 }
 
-/// What to keep. Everything, unless one of these says less; a version is kept when any of them keeps it.
+/// The retention policy. Without any of its limits everything is kept; with some, a version is kept if any of them keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Policy {
     pub keep_last: Option<u64>,
-    /// Versions whose step is a multiple.
+    /// Keep versions whose step is a multiple.
     pub keep_every_steps: Option<u64>,
-    /// The first version of each such period.
+    /// Keep the first version of each such period.
     pub keep_every_ns: Option<i64>,
-    /// Versions younger than this.
+    /// Keep versions younger than this.
     pub ttl_ns: Option<i64>,
-    /// So many of those whose metric is best; of equal ones the newer.
+    /// Keep so many versions with the best metric; of equal ones the newer.
     pub keep_best: Option<u64>,
     pub best: Best,
-    /// Whether a version that the job removed from the tree is given up without another reason.
+    /// Whether a version that the job removed from the tree is retired without another reason.
     pub honour_removals: bool,
 }
 
-/// How the tree stands to a committed version.
+/// The relation of the tree to a committed version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// It has names of the version.
+    /// The tree has names of the version.
     Shown,
-    /// Retention took the names away, by a leave with this reason.
+    /// Retention removed the names, by a permission with this reason.
     Withdrawn { reason: String },
     /// A newer version of the same checkpoint is committed.
     Replaced,
-    /// The names are gone, and nothing says whether the job, a person or an earlier daemon took them.
+    /// The names are gone, but it is not known whether the job, a person or an earlier daemon removed them.
     Gone,
 }
 
 impl Standing {
-    /// Why `follow_removals` gives the version up; none where nothing was removed.
+    /// Returns why `follow_removals` retires the version; none if nothing was removed.
     fn removal(&self) -> Option<&'static str> {
         match self {
             Self::Shown | Self::Withdrawn { .. } => None,
@@ -117,13 +116,13 @@ pub struct Committed {
     pub version: VersionId,
     pub step: Option<Step>,
     pub completed_at_ns: i64,
-    /// Its bytes in Tier-3 were right when last read or written.
+    /// Whether the bytes in Tier-3 were right when last read or written.
     pub verified: bool,
     pub pinned: bool,
-    /// A program has it open, a file in the tree needs its bytes, or a recovery chose it.
+    /// Whether a program has the version open, a file in the tree needs its bytes, or a recovery chose it.
     pub held: bool,
     pub standing: Standing,
-    /// An administrator removed it: it goes as soon as it may, whatever the policy says of removals.
+    /// Whether an administrator removed the version: it is retired as soon as possible, whatever the policy says of removals.
     pub wished: bool,
     pub metric: Metric,
 }
@@ -133,7 +132,8 @@ impl Committed {
         self.standing == Standing::Shown
     }
 
-    /// Whether it counts when versions that the tree shows are judged. One that an administrator removed is about to go.
+    /// Whether the version takes a place when versions that the tree shows are judged. A version that an administrator removed is
+    /// about to go, and takes none.
     fn takes_a_place(&self) -> bool {
         self.is_shown() && !self.wished
     }
@@ -145,7 +145,7 @@ pub enum Keep {
     Retired(Retirement),
 }
 
-/// Leave to give a committed version up. Only [`retain`] gives it, so P7 holds for whoever has one.
+/// Permission to retire a committed version. Only [`retain`] makes one, so P7 holds for every holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retirement {
     version: VersionId,
@@ -158,14 +158,14 @@ impl Retirement {
         &self.version
     }
 
-    /// One sentence.
+    /// Returns the reason in one sentence.
     #[must_use]
     pub fn reason(&self) -> &str {
         &self.reason
     }
 }
 
-/// The verdict on each version of one run, given oldest first, in the same order.
+/// Returns the verdict on each version of one run, given oldest first, in the same order.
 ///
 /// The last, the first and the best are counted within a series: a neighbour is no newer version.
 #[must_use]
@@ -192,17 +192,18 @@ pub fn retain(policy: &Policy, lineage: &[Committed], now_ns: i64) -> Vec<Keep> 
     verdicts.into_iter().map(|keep| keep.expect("each is of one series")).collect()
 }
 
-/// The first of these that is always kept: the newest verified ones, and what is newer than the oldest of those, which may verify yet.
+/// Returns the first of these that is always kept: the newest verified ones are, and all versions newer than the oldest of those,
+/// which may verify yet.
 fn floor(lineage: &[Committed], members: &[usize]) -> usize {
     let verified = members.iter().rev().filter(|index| lineage[**index].verified);
     verified.copied().nth(ALWAYS_KEPT - 1).unwrap_or(0)
 }
 
-/// The versions of one series that take places, and what the policy keeps by them.
+/// The versions of one series that take places, and those that the policy keeps because of their place.
 struct Places {
-    /// Oldest first.
+    /// Indices, oldest first.
     members: Vec<usize>,
-    /// What is always kept of the run.
+    /// The first index of the run that is always kept.
     run_floor: usize,
     floor: usize,
     firsts: BTreeSet<usize>,
@@ -217,7 +218,7 @@ impl Places {
         Self { members, run_floor, floor, firsts, best }
     }
 
-    /// 1 for the newest.
+    /// Returns 1 for the newest.
     fn place_from_newest(&self, index: usize) -> u64 {
         (self.members.len() - self.members.partition_point(|member| *member < index)) as u64
     }
@@ -229,7 +230,7 @@ fn verdict(policy: &Policy, lineage: &[Committed], index: usize, places: &Places
     let kept = |reason: &str| Keep::Kept { reason: reason.to_owned() };
     let retired = |reason: String| {
         let reason = match &version.standing {
-            // The names went for it.
+            // The names were removed for this reason.
             Standing::Withdrawn { reason } => reason.clone(),
             Standing::Shown | Standing::Replaced | Standing::Gone => reason,
         };
@@ -303,7 +304,7 @@ fn firsts_of_periods(policy: &Policy, lineage: &[Committed], members: &[usize]) 
     members.iter().copied().filter(first).collect()
 }
 
-/// The versions whose metric is among the best. What has no number is not compared.
+/// Returns the versions whose metric is among the best. Versions without a number are not compared.
 fn best_of(policy: &Policy, lineage: &[Committed], members: &[usize]) -> BTreeSet<usize> {
     let number = |index: &usize| match lineage[*index].metric {
         Metric::Number(metric) => Some((metric, *index)),
@@ -359,7 +360,7 @@ mod tests {
         assert_eq!(kept(&Policy { ttl_ns: Some(98), ..Policy::default() }, &lineage(5)), [2, 3, 4]);
     }
 
-    /// A job's model, its optimizer, its layers and what it trains on lie side by side; it numbers only some of it by steps.
+    /// A job's model, its optimizer, its layers and its training data lie side by side; the job numbers only some of them by steps.
     #[test]
     fn a_neighbour_is_no_newer_version() {
         let named = |name: &str, step: Option<u64>| {
@@ -406,7 +407,7 @@ mod tests {
         assert_eq!(kept(&honour, &versions), [0, 1, 3, 4]);
     }
 
-    /// Step 100, step 200 that the job removed again, step 200 saved anew.
+    /// Step 100, step 200 that the job removed again, step 200 saved again.
     #[test]
     fn a_removed_version_takes_no_place_from_one_that_is_shown() {
         let of = |count, removed: &[usize]| {

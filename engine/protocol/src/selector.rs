@@ -1,31 +1,31 @@
-//! Which checkpoint a person means, and which place on the mount.
+//! Selectors: the checkpoint that a person means, and the place on the mount.
 //!
-//! Owns: the grammar of CHECKPOINT on the command line, and turning a path as typed into one relative to the mount.
-//! Does not own: finding the checkpoint (the catalog), following symbolic links (the daemon, which has the tree).
+//! Owns: the grammar of CHECKPOINT on the command line, and turning a typed path into one relative to the mount. Does not own: finding the
+//! checkpoint (the catalog), following symbolic links (the daemon, which has the tree).
 
 use crate::id::{Timeline, Version};
 use crate::path::{CheckpointName, RelPath};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-/// No path on Linux is longer (PATH_MAX, with its final zero).
+/// Longest path, in bytes. No path on Linux is longer (PATH_MAX, with its final zero).
 pub const PATH_BYTES_MAX: usize = 4095;
 
-/// A path relative to the mount, without leading slash, `.`, `..` or doubled slashes; empty is the mount's root.
-/// In JSON a string, or a list of byte values where it is not UTF-8.
+/// A path relative to the mount, without leading slash, `.`, `..` or doubled slashes; empty is the mount's root. In JSON a string, or a
+/// list of byte values if it is not UTF-8.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Place(Vec<u8>);
 
 impl Place {
-    /// The mount's root.
+    /// Returns the mount's root.
     #[must_use]
     pub const fn root() -> Self {
         Self(Vec::new())
     }
 
-    /// Takes a path that is relative to the mount already. `.` and `..` are resolved by text alone.
+    /// Makes a place from a path that is relative to the mount already. `.` and `..` are resolved by text alone.
     ///
     /// # Errors
-    /// When it leads out of the mount, has a zero byte, or is longer than [`PATH_BYTES_MAX`].
+    /// When the path leads out of the mount, has a zero byte, or is longer than [`PATH_BYTES_MAX`].
     pub fn relative(path: &[u8]) -> Result<Self, PlaceError> {
         let shown = || String::from_utf8_lossy(path).into_owned();
         if path.len() > PATH_BYTES_MAX {
@@ -47,16 +47,17 @@ impl Place {
         Ok(Self(names.join(&b'/')))
     }
 
-    /// What a person typed in directory `cwd`, who sees the mount at `mount` (both absolute), by text alone.
+    /// Makes a place, by text alone, from a path that a person typed in directory `cwd`. The person sees the mount at `mount` (both
+    /// absolute).
     ///
     /// # Errors
-    /// As [`Place::relative`], and [`PlaceError::Outside`] when it is not below the mount.
+    /// As [`Place::relative`], and [`PlaceError::Outside`] when the path is not below the mount.
     pub fn typed(mount: &[u8], cwd: &[u8], path: &[u8]) -> Result<Self, PlaceError> {
         let outside = || PlaceError::Outside {
             path: String::from_utf8_lossy(path).into_owned(),
             mount: String::from_utf8_lossy(mount).into_owned(),
         };
-        // `..` is resolved before looking whether the result is below the mount, so that it cannot lead out of it.
+        // `..` is resolved before the result is compared with the mount, so that it cannot lead out of it.
         let joined = if path.starts_with(b"/") { path.to_vec() } else { [cwd, b"/", path].concat() };
         let absolute = Self::relative(&joined).map_err(|error| match error {
             PlaceError::Outside { .. } => outside(),
@@ -70,8 +71,8 @@ impl Place {
         &self.0
     }
 
-    /// The place that is meant where a path was typed as answers write it (`a%FF.csv`, `100%25`); `None` where no name of it is such a text.
-    /// A name with a `%` that no answer writes (`%41`, `100%`) stays as it is.
+    /// Returns the place that is meant if the path was typed in the form of answers (`a%FF.csv`, `100%25`); `None` if none of its names has
+    /// that form. A name with a `%` that no answer writes (`%41`, `100%`) stays as it is.
     #[must_use]
     pub fn unescaped(&self) -> Option<Self> {
         let read = |name: &[u8]| -> Option<Vec<u8>> {
@@ -92,7 +93,7 @@ impl Place {
     }
 }
 
-/// What is left of `clean` (without leading slash) below `mount`; None when it is elsewhere.
+/// Returns the rest of `clean` (without leading slash) below `mount`; none if it is elsewhere.
 fn below<'a>(mount: &[u8], clean: &'a [u8]) -> Option<&'a [u8]> {
     let mount = Place::relative(mount).ok()?;
     if mount.is_root() {
@@ -104,7 +105,7 @@ fn below<'a>(mount: &[u8], clean: &'a [u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Why a path names no place on the mount.
+/// The reason why a path is no place on the mount.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
     #[error("{path:?} is not below the mount{}{mount}", if mount.is_empty() { "" } else { " " })]
@@ -143,23 +144,23 @@ impl<'de> Deserialize<'de> for Place {
     }
 }
 
-/// CHECKPOINT as the commands take it.
+/// CHECKPOINT in the form that commands use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selector {
-    /// `latest`: of the only run what its job would load of what is committed; an error where several runs have something committed.
+    /// `latest`: the committed checkpoint that the job of the only run would load; an error if several runs have a committed one.
     Latest,
     /// `RUN@latest`.
     LatestOf(Place),
-    /// `@STEP`: the only one with that step; an error where there are several.
+    /// `@STEP`: the only checkpoint with that step; an error if there are several.
     Step(u64),
-    /// `RUN@STEP`: as `@STEP`, of one run. Of several the only one that is committed.
+    /// `RUN@STEP`: as `@STEP`, within one run. If there are several, the only committed one.
     StepOf(Place, u64),
     /// A checkpoint's directory or file, or a file inside it: the newest version there.
     At(Place),
 }
 
-/// CHECKPOINT as typed: the path in it is not placed on the mount yet.
+/// CHECKPOINT as typed: the path in it is not yet placed on the mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Typed<'a> {
     Latest,
@@ -170,9 +171,8 @@ pub enum Typed<'a> {
 }
 
 impl<'a> Typed<'a> {
-    /// Reads CHECKPOINT. What follows the last `@` must be all digits, or `latest`, to be a step: any other text is a
-    /// path, which may have `@` in it. A path that looks like one of the other forms is written with `./` before it,
-    /// or, for a run's name, ends in `/`.
+    /// Parses CHECKPOINT. The text after the last `@` is a step only if it is all digits, or `latest`. Any other text is a path, which may
+    /// contain `@`. A path that looks like another form needs `./` before it, or, for a run's name, a final `/`.
     ///
     /// # Errors
     /// When nothing is typed, or the step does not fit 64 bits.
@@ -204,10 +204,10 @@ impl<'a> Typed<'a> {
         }
     }
 
-    /// The selector, with the path in it placed on the mount by `place`.
+    /// Makes the selector, with its path placed on the mount by `place`.
     ///
     /// # Errors
-    /// Those of `place`.
+    /// The errors of `place`.
     pub fn place<E>(self, place: impl FnOnce(&[u8]) -> Result<Place, E>) -> Result<Selector, E> {
         Ok(match self {
             Self::Latest => Selector::Latest,
@@ -219,7 +219,7 @@ impl<'a> Typed<'a> {
     }
 }
 
-/// One version of a checkpoint, as `ckptctl ls` shows it: `TIMELINE.VERSION`.
+/// A version of a checkpoint, as `ckptctl ls` shows it: `TIMELINE.VERSION`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VersionNumber {
@@ -258,7 +258,7 @@ fn all_digits(text: &[u8]) -> bool {
     !text.is_empty() && text.iter().all(u8::is_ascii_digit)
 }
 
-/// Why a text selects nothing.
+/// The reason why a text selects nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
     #[error("an empty CHECKPOINT; write a path, RUN@STEP, @STEP or latest")]

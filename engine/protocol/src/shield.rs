@@ -1,28 +1,30 @@
-//! Who may still write a checkpoint, what becomes of a directory in which nothing is, and what a tracker should say.
+//! Protection of a resuming job: who may still write a checkpoint, what happens to an empty directory, and what a tracker should
+//! contain.
 //!
-//! Owns: these decisions, with their reasons. Does not own: when a checkpoint is torn and goes out of sight (`visibility`), who
-//! lives (the node).
+//! Owns: these decisions, with their reasons. Does not own: when a checkpoint is torn and hidden (`visibility`), which processes
+//! live (the node).
 //!
-//! A job that comes back takes the directory with the highest step, or the one that its tracker names. So the tracker names what
-//! is whole. Nothing may happen while a process of the session that wrote it may live: it could be about to write the rest.
+//! A job that comes back takes the directory with the highest step, or the one that its tracker names. The tracker must therefore
+//! name a whole checkpoint. Nothing may happen while a process of the session that wrote it may live: it could be about to write
+//! the rest.
 
 use crate::path::CheckpointName;
 use crate::recognise::{CheckpointId, TrackerHolds};
 use crate::removal::Actor;
 
-/// What is known of the processes of one session.
+/// The facts about the processes of one session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Session {
-    /// None of them is left.
+    /// No process of the session is left.
     Gone,
-    /// This one lives, and was there when the checkpoint was torn.
+    /// Process `process` lives, and existed when the checkpoint was torn.
     Alive { process: u32 },
-    /// Nobody can say.
+    /// Unknown whether a process lives.
     Doubtful { why: String },
 }
 
 impl Session {
-    /// The process that is known to live.
+    /// Returns the process that is known to live.
     #[must_use]
     pub fn living(&self) -> Option<u32> {
         match self {
@@ -32,7 +34,7 @@ impl Session {
     }
 }
 
-/// Why somebody may still write, of the sessions that wrote it; none where nobody is left.
+/// Returns why a process of these sessions may still write; none if no process is left.
 #[must_use]
 pub fn who_is_left(sessions: &[Session]) -> Option<String> {
     if sessions.is_empty() {
@@ -45,19 +47,18 @@ pub fn who_is_left(sessions: &[Session]) -> Option<String> {
     })
 }
 
-/// What becomes of the directory of a checkpoint that holds no file.
+/// The decision on the directory of a checkpoint without files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unwritten {
-    /// It is meant to be empty, as far as anybody can say.
+    /// The directory is meant to be empty, as far as is known.
     Stays,
-    /// To be asked again; at once when this process ends.
+    /// Ask again later; at once when this process ends.
     Waits { process: Option<u32> },
-    /// A job that comes back must not find it.
+    /// The directory is removed, because a job that comes back must not find it.
     Goes { why: String },
 }
 
-/// Decides about an empty directory from who made it, and, where they failed, from their session: another rank may be about to
-/// write.
+/// Decides about an empty directory by its maker, and, if the maker failed, by its session: another rank may be about to write.
 #[must_use]
 pub fn decide_unwritten(maker: Actor, session: impl FnOnce() -> Session) -> Unwritten {
     match maker {
@@ -73,7 +74,7 @@ pub fn decide_unwritten(maker: Actor, session: impl FnOnce() -> Session) -> Unwr
     }
 }
 
-/// The most bytes of a tracker that are read: a name has 255.
+/// Most bytes of a tracker that are read: a name has 255.
 pub const MAX_TRACKER_BYTES: usize = 4096;
 
 /// A checkpoint that a tracker may name.
@@ -89,7 +90,7 @@ impl<'a> Named<'a> {
         Self { directory: &id.directory, step }
     }
 
-    /// Whether `content` names it.
+    /// Whether `content` names this checkpoint.
     #[must_use]
     pub fn is_in(self, holds: TrackerHolds, content: &[u8]) -> bool {
         let word = content.trim_ascii();
@@ -102,7 +103,7 @@ impl<'a> Named<'a> {
         }
     }
 
-    /// What a tracker that names it holds; none where it has no step and needs one.
+    /// Returns the content of a tracker that names this checkpoint; none if the tracker needs a step and there is none.
     #[must_use]
     pub fn content(self, holds: TrackerHolds) -> Option<Vec<u8>> {
         match holds {
@@ -112,19 +113,19 @@ impl<'a> Named<'a> {
     }
 }
 
-/// What is to be done about a tracker.
+/// The decision on a tracker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tracker {
-    /// It names something that is there, or a word that is not ours to judge.
+    /// The tracker stays: it names something that exists, or a word that is not ours to judge.
     Stays,
-    /// It is served with this from now on.
+    /// The tracker is served with this content from now on.
     Says(Vec<u8>),
-    /// There is nothing whole that it could name.
+    /// The tracker is removed: no whole checkpoint exists that it could name.
     Goes,
 }
 
-/// Decides what a tracker says. `content`: what it holds now; none where its writer was killed in the middle of it. `hidden`: what
-/// just left the tree. `whole`: the checkpoint that a job should come back to, if there is one.
+/// Decides the content of a tracker. `content`: its present content; none if its writer was killed in the middle of it. `hidden`:
+/// the checkpoint that was just hidden. `whole`: the checkpoint that a job should resume from, if there is one.
 #[must_use]
 pub fn follow(
     holds: TrackerHolds,

@@ -1,86 +1,86 @@
-//! What becomes of a checkpoint in which something is missing or broken: how it stands, and whether a job may see it.
+//! Visibility of a checkpoint in which something is missing or broken: its standing, and whether a job may see it.
 //!
-//! Owns: both decisions over all combinations of facts, with their reasons. Does not own: what proves that all names are there
-//! (`evidence`), how the processes ended and who of their session lives (the node), what a tracker says (`shield`).
+//! Owns: both decisions over all combinations of facts, with their reasons. Does not own: the proof that all names exist
+//! (`evidence`), how the processes ended and which of their session live (the node), the content of a tracker (`shield`).
 //!
-//! A job that comes back takes the newest checkpoint that it sees, so that a broken one does harm. A file that a program closed
-//! before it ended well is the user's, whole or not, so that hiding it does harm too. Where facts are missing, files stay.
+//! A job that comes back takes the newest checkpoint that it sees, so showing a broken one does harm. But a file that a program
+//! closed before it ended well is the user's, whole or not, so hiding it does harm too. If facts are missing, files stay.
 
 use crate::shield::{Session, who_is_left};
 
-/// How the processes that wrote it ended.
+/// The ends of the processes that wrote the checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ends {
-    /// One lives, or has ended and the kernel has not said how yet.
+    /// A process lives, or has ended and the kernel has not said how yet.
     Living,
-    /// All with status 0.
+    /// All ended with status 0.
     Well,
-    /// This one by a signal or with another status, before its files had been quiet for the settle time.
+    /// Process `process` ended by a signal or with another status, before its files had been quiet for the settle time.
     Failed { process: u32 },
-    /// Nobody saw it, or it was long after the last file.
+    /// The ends were not seen, or came long after the last file.
     Unknown,
 }
 
-/// Whether all its names are there.
+/// Whether all names of the checkpoint exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Names {
     /// Something proves it.
     All,
     /// Some are known to be missing.
     Lacking,
-    /// Nothing says.
+    /// Nothing proves either.
     Unknown,
 }
 
-/// What the bytes of its files say. The worst of them counts.
+/// The verdict of the formats on the bytes of the files. The worst of them counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Content {
-    /// Their format proves that all is there.
+    /// The format proves that the bytes are complete.
     Whole,
-    /// They are of no known format, or of one that does not say.
+    /// The format is unknown, or proves nothing.
     #[default]
     Unknown,
-    /// They begin as a format whose own structure they contradict.
+    /// The bytes begin as a format whose own structure they contradict.
     Broken,
 }
 
-/// What is known of a checkpoint, without what is beside it.
+/// The facts about a checkpoint, without its neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     pub ends: Ends,
     pub names: Names,
     pub content: Content,
-    /// A file was left open by a process that ended, and neither content nor an index says that it is whole.
+    /// Whether a process ended with a file open, and neither content nor an index proves that file whole.
     pub cut: bool,
-    /// A trainer wrote it: a launcher gave it a rank, or it wrote another checkpoint of the run.
+    /// Whether a trainer wrote the checkpoint: a launcher gave it a rank, or it wrote another checkpoint of the run.
     pub trainer: bool,
-    /// Its files are laid out as by one framework: not a plain file, nor a model's parts, which people copy about.
+    /// Whether the files are laid out as by one framework: no plain file, nor a model's parts, which people copy around.
     pub layout: bool,
 }
 
-/// How a checkpoint stands.
+/// The standing of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// Somebody may write the rest.
+    /// A process may write the rest.
     Open,
     Complete,
-    /// Nothing says that something is missing, or that nothing is.
+    /// Nothing proves that something is missing, or that nothing is.
     Settled,
-    /// Names are missing, and everybody ended well: a copy of a part, say.
+    /// Names are missing, and all writers ended well: the checkpoint may be a copy of a part.
     Incomplete,
-    /// Names are missing, and nobody knows how who wrote it ended.
+    /// Names are missing, and it is not known how the writers ended.
     Undecided,
-    /// It can never be complete.
+    /// The checkpoint can never be complete.
     Torn,
     /// A file contradicts its own format.
     Broken,
 }
 
-/// How a checkpoint stands.
+/// Returns the standing of a checkpoint.
 #[must_use]
 pub fn standing(seen: Seen) -> Standing {
     match seen {
-        // Whoever wrote it never called it whole, trainer or not.
+        // The writer, trainer or not, never declared the file whole.
         Seen { cut: true, .. } => Standing::Torn,
         Seen { content: Content::Broken, .. } => Standing::Broken,
         Seen { names: Names::All, .. } => Standing::Complete,
@@ -88,29 +88,31 @@ pub fn standing(seen: Seen) -> Standing {
         Seen { names: Names::Unknown, .. } => Standing::Settled,
         Seen { ends: Ends::Well, .. } => Standing::Incomplete,
         Seen { ends: Ends::Failed { .. }, .. } => Standing::Torn,
-        // No person lays a framework's directory out by hand, and no rank ends before the others are done.
+        // No person lays out a framework's directory by hand, and no rank ends before the others are done.
         Seen { ends: Ends::Unknown, trainer: true, layout: true, .. } => Standing::Torn,
         Seen { ends: Ends::Unknown, .. } => Standing::Undecided,
     }
 }
 
 impl Standing {
-    /// Whether a version of it may be committed. What is settled, incomplete or undecided is kept without.
+    /// Whether a version of the checkpoint may be committed. Settled, incomplete and undecided checkpoints are kept without a
+    /// commit.
     #[must_use]
     pub fn commits(self) -> bool {
         self == Self::Complete
     }
 }
 
-/// Whether a checkpoint stays where it is.
+/// Whether a checkpoint stays in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tree {
     Stays { why: String },
     Hides,
 }
 
-/// Whether a job may see it. `sessions`: those that wrote it. `fallback`: an older whole checkpoint of the run, or version of the
-/// same name, is there to be loaded instead; without one a job has to fail, and not to begin at step 0 unnoticed.
+/// Decides whether a job may see the checkpoint. `sessions`: those that wrote it. `fallback`: an older whole checkpoint of the
+/// run, or an older version of the same name, can be loaded instead. Without a fallback a job has to fail, and must not begin at
+/// step 0 unnoticed.
 #[must_use]
 pub fn tree(standing: Standing, trainer: bool, sessions: &[Session], fallback: bool) -> Tree {
     let stays = |why: &str| Tree::Stays { why: why.to_owned() };

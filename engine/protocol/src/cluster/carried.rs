@@ -2,8 +2,8 @@
 //!
 //! Owns: following one name through operations in their order. Does not own: where operations and documents come from, the tree.
 //!
-//! A coordinator that begins with no catalog of before takes names from Tier-3. The operations of its own node and of others since are done to
-//! those as well: otherwise what was removed or renamed would be back.
+//! A coordinator that starts without an earlier catalog takes names from Tier-3. The coordinator then applies to them the operations that
+//! its own node and others have done since: otherwise removed or renamed names would be back.
 
 use super::wire::NameOperation;
 use crate::id::FileId;
@@ -44,7 +44,7 @@ impl Carried {
         self.operations.push(operation);
     }
 
-    /// How many operations there are.
+    /// Returns the number of operations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.operations.len()
@@ -55,12 +55,12 @@ impl Carried {
         self.operations.is_empty()
     }
 
-    /// The present names of what a document has under `path`: nothing where they were taken away, and all further names that a file was given.
-    /// `file` is the file that the document means; none for what is no file.
+    /// Returns the present names of the file or directory that a document has under `path`: none if they were removed, and all further
+    /// names that a file was given. `file` is the file that the document means; none for a directory or a symlink.
     #[must_use]
     pub fn names(&self, path: &[u8], file: Option<FileId>) -> Vec<Vec<u8>> {
         let of_file = file.and_then(|file| self.by_file.get(&file)).map_or(&[][..], Vec::as_slice);
-        // The node that took the names last tells of those that the file had until then.
+        // The node that took the names last publishes those that the file had until then.
         let taken =
             of_file.iter().rposition(|at| matches!(self.operations[*at], NameOperation::Taken { .. }));
         let own = taken.is_none().then_some((path, 0));
@@ -72,8 +72,8 @@ impl Carried {
         own.into_iter().chain(given).filter_map(|(path, next)| self.now(path, file, next)).collect()
     }
 
-    /// The present name of what had `path` right before the operation `next`; none where it was taken away. No operation since then takes all
-    /// names of the file.
+    /// Returns the present name of what had `path` right before the operation `next`; none if it was removed. No operation since then takes
+    /// all names of the file.
     fn now(&self, path: &[u8], file: Option<FileId>, next: usize) -> Option<Vec<u8>> {
         let (mut path, mut next) = (path.to_vec(), next);
         while let Some(at) = self.first_from(&path, next) {
@@ -83,7 +83,7 @@ impl Carried {
         Some(path)
     }
 
-    /// The first operation from a number on that is about this name or a directory above it.
+    /// Returns the first operation from `next` on that concerns this name or a directory above it.
     fn first_from(&self, path: &[u8], next: usize) -> Option<usize> {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         let above = ends.chain([path.len()]).map(|end| &path[..end]);
@@ -95,12 +95,13 @@ impl Carried {
     }
 }
 
-/// A name after an operation that is about it or a directory above; none where it was taken away.
+/// Returns a name after an operation on it or on a directory above; none if it was removed.
 fn after(operation: &NameOperation, path: Vec<u8>, file: Option<FileId>) -> Option<Vec<u8>> {
     match operation {
         NameOperation::Removed { path: removed, what } => (path != *removed || file != *what).then_some(path),
         NameOperation::Renamed { from, to, exchange, what } => {
-            // The document may be younger than the operation: then it is there already. What has no identity cannot say so of itself.
+            // If the document is younger than the operation, it has the new name already. Directories and symlinks have no identity that
+            // would show this.
             if path == *to && file == *what && !(*exchange && what.is_none()) {
                 return Some(path);
             }
@@ -115,10 +116,10 @@ fn after(operation: &NameOperation, path: Vec<u8>, file: Option<FileId>) -> Opti
             if *exchange && let Some(moved) = moved(to, from) {
                 return Some(moved);
             }
-            // Replaced. Below it was nothing: a rename replaces no directory that has something in it.
+            // The name was replaced. Nothing was below it: a rename replaces only empty directories.
             (*exchange || path != *to).then_some(path)
         }
-        // A new file has its name, whatever had it before.
+        // The name means the new file, whatever it meant before.
         NameOperation::File { path: given, file: what, .. } => {
             (path != *given || file == Some(*what)).then_some(path)
         }

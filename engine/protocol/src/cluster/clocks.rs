@@ -1,19 +1,19 @@
-//! One node's times on another's clock.
+//! Conversion of one node's times to another node's clock.
 //!
 //! Owns: the estimate. Does not own: when messages come (the engine).
 //!
-//! A message is sent before it is received: the difference of the two clocks, seen over many messages, is never below the true
-//! one, and its least value is above it by the quickest delivery only. So a time that came from elsewhere is read late by that
-//! much and never early. What a node does because it heard of an event elsewhere (a barrier before the index is written) took at
-//! least one delivery, too: the order of the two is kept.
+//! A message is received after it was sent. Over many messages, the least difference of the two clocks exceeds the true one only
+//! by the quickest delivery. A time from another node is therefore read late by that delivery at most, and never early. If a
+//! node acts because it heard of an event elsewhere (a barrier before the index is written), its action came at least one
+//! delivery later: the order of the two is kept.
 
 use crate::id::Incarnation;
 use std::collections::BTreeMap;
 
-/// Differences remembered; the lives of a few clusters. Beyond it the oldest life goes.
+/// Number of differences that are remembered: the lives of a few clusters. Beyond it the oldest life is forgotten.
 const LIVES_MAX: usize = 65_536;
 
-/// How far other nodes' clocks are from ours.
+/// Distances between other nodes' clocks and ours.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Clocks {
     /// Ours minus theirs, the least seen, in nanoseconds.
@@ -21,7 +21,7 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// A message that was sent at `theirs_ns` by its node's clock came at `ours_ns` by ours.
+    /// Records a message: its node's clock said `theirs_ns` when it was sent, ours said `ours_ns` when it came.
     pub fn heard(&mut self, life: Incarnation, theirs_ns: i64, ours_ns: i64) {
         let seen = ours_ns.saturating_sub(theirs_ns);
         if self.offsets.len() >= LIVES_MAX && !self.offsets.contains_key(&life) {
@@ -30,7 +30,8 @@ impl Clocks {
         self.offsets.entry(life).and_modify(|least| *least = (*least).min(seen)).or_insert(seen);
     }
 
-    /// A time of that node on our clock, no later than `now_ns`: it told us of something that has happened.
+    /// Converts a time of that node to our clock. The result is at most `now_ns`, because the node reported something that has
+    /// happened.
     #[must_use]
     pub fn read(&self, life: Incarnation, theirs_ns: i64, now_ns: i64) -> i64 {
         let offset = self.offsets.get(&life).copied().unwrap_or(0);
@@ -46,8 +47,8 @@ mod tests {
     const LIFE: Incarnation = Incarnation(1);
 
     proptest! {
-        /// A node closes a file and tells another, which then writes an index and tells the coordinator: however wrong the
-        /// clocks and however long the messages take, the index is not read as the earlier of the two.
+        /// A node closes a file and reports it to another node, which then writes an index and reports that to the coordinator.
+        /// However wrong the clocks and however slow the messages, the index is not read as the earlier of the two.
         #[test]
         fn cause_and_effect_keep_their_order(
             skews in proptest::collection::vec(-3_600_000_000_000_i64..3_600_000_000_000, 2),

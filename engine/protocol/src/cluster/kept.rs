@@ -1,11 +1,12 @@
 //! The catalog as the etcd of a cluster keeps it: names and bytes of its keys, and the tree that they make.
 //!
-//! Owns: the format, what a change of the catalog puts and deletes, reading all of it. Does not own: requests (control's lease), what is told
-//! and when (control's catalog), what a tree becomes of it (the engine's namespace).
+//! Owns: the format, the keys that a change of the catalog puts and deletes, reading all of it. Does not own: requests (control's lease),
+//! what is published and when (control's catalog), the tree that follows from it (the engine's namespace).
 //!
-//! Told are states and not operations: what is told twice comes to the same. A node has one key, so that a directory that is renamed is one
-//! change. Changes that belong together and are too many for one transaction are written down first, each lot under a key of its own; the mark
-//! says when all of them are there, and from then on whoever reads counts them as made. Times are by the *catalog's clock*: that of its first coordinator, which the later ones know by their distance to it.
+//! Values are states and not operations: a state that is published twice comes to the same. A node has one key, so that renaming a
+//! directory is one change. If changes that belong together are too many for one transaction, they are written down first, in lots with a
+//! key each. The mark says when all lots are there; from then on every reader counts them as made. Times are by the *catalog's clock*: the
+//! clock of its first coordinator. Later coordinators know their distance to it.
 
 use super::wire::{NodeKind, NodeState, WireFate};
 use crate::id::{Epoch, FileId, Incarnation};
@@ -15,62 +16,63 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Raised with every change of a value's bytes. What another build wrote is not read, and the catalog is told anew.
+/// Format number, raised with every change of a value's bytes. A build that finds another format does not read it and publishes the catalog
+/// again.
 pub const FORMAT: u8 = 1;
 
 /// The number of the directory that the mount shows.
 pub const ROOT: u64 = 1;
 
-/// Files that lost their last name are remembered, so that a node that was away does not bring them back: more than a job removes while a node
-/// is cut off. The oldest are forgotten.
+/// Number of files without a last name that are remembered, so that a node that was away does not bring them back. A job removes fewer
+/// while a node is cut off. The oldest are forgotten.
 pub const REMOVED_MAX: usize = 1 << 16;
 
-/// A longer value lies in several keys: an etcd refuses requests over 1.5 MiB with its usual settings.
+/// Largest value of one key, in bytes; a longer one lies in several keys. An etcd refuses requests over 1.5 MiB with its usual settings.
 pub const VALUE_BYTES_MAX: usize = 512 << 10;
 
-/// A file of 4 TiB has some 4 MiB of checksums; the names of a file with 100,000 links are as long.
+/// Largest number of pieces of one value. A file of 4 TiB has some 4 MiB of checksums; the names of a file with 100,000 links are as long.
 const PIECES_MAX: u32 = 64;
 
 /// The key of the [`Mark`].
 pub const MARK: &str = "catalog";
 
-/// All other keys begin so, and sort before [`ALL_END`].
+/// Prefix of all other keys. All of them sort before [`ALL_END`].
 pub const ALL: &str = "catalog/";
 pub const ALL_END: &str = "catalog0";
 
-/// A coordinator writes it with each step, and sees by it whether a step arrived whose answer was lost.
+/// A coordinator's progress. A coordinator writes the mark with each step; if an answer is lost, the mark shows whether the step arrived.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     /// The epoch of the coordinator that wrote it.
     pub epoch: Epoch,
-    /// Counts the steps of that coordinator, from 1 on.
+    /// Number of the step of that coordinator, from 1 on.
     pub number: u64,
     /// The clock of that coordinator minus the catalog's, in nanoseconds.
     pub ahead_ns: i64,
-    /// All of the tree is there.
+    /// Whether all of the tree is there.
     pub whole: bool,
-    /// So many lots of changes were written down, and all that are still there count as made; 0: none do.
+    /// Number of lots of changes that were written down. All lots still there count as made; 0: none do.
     pub lots: u32,
 }
 
 /// A node of the catalog.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CatalogNode {
-    /// Its number in the catalog.
+    /// The node's number in the catalog.
     pub id: u64,
-    /// Its directories, and what it is called there.
+    /// The directories that name the node, and its name in each.
     pub names: Vec<(u64, Vec<u8>)>,
-    /// How it stands. The path says nothing: it follows from the names.
+    /// The node's state. `state.path` has no meaning: the names give the path.
     pub state: NodeState,
 }
 
-/// A process: the life of its node, its number there, and when it started.
+/// A process: the life of its node, its number there, and its start time.
 pub type Process = (Incarnation, u32, u64);
 
 /// How a process ended, and when it was seen to have failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessFate {
-    /// The life of its node.
+    /// The life of the node that the process ran on.
     pub home: Incarnation,
     pub process: (u32, u64),
     pub fate: WireFate,
@@ -78,14 +80,14 @@ pub struct ProcessFate {
 }
 
 impl ProcessFate {
-    /// Whose it is.
+    /// Returns the process.
     #[must_use]
     pub fn of(&self) -> Process {
         (self.home, self.process.0, self.process.1)
     }
 }
 
-/// Something to be done to the keys. Of several in one transaction no two touch one key.
+/// A change of the keys. No two changes in one transaction touch the same key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
     Put {
@@ -100,7 +102,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// How many bytes of a request it takes, about.
+    /// Returns about how many bytes of a request the change takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
@@ -115,7 +117,7 @@ impl Change {
     }
 }
 
-/// Why what lies in the etcd is not read.
+/// Why the content of the etcd is not read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeptError {
     #[error("it has format {found}, and this build reads {FORMAT}: another version wrote it")]
@@ -127,23 +129,23 @@ pub enum KeptError {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Value {
     Node(CatalogNode),
-    /// The bytes of [`Value::Node`] in so many keys, which carry this number.
+    /// The bytes of [`Value::Node`] in `count` keys, which carry `number`.
     Pieces {
         count: u32,
         number: u64,
     },
 }
 
-/// The bytes of a mark.
+/// Encodes a mark.
 ///
 /// # Panics
-/// Never: a mark has no part that cannot be written.
+/// Never: every part of a mark can be written.
 #[must_use]
 pub fn mark_bytes(mark: &Mark) -> Vec<u8> {
     encode(mark)
 }
 
-/// A mark from its bytes.
+/// Decodes a mark.
 ///
 /// # Errors
 /// See [`KeptError`].
@@ -176,19 +178,19 @@ fn lot_key(at: u32) -> String {
     format!("{ALL}lot/{at:08x}")
 }
 
-/// Writes a lot of changes down.
+/// Returns the change that writes a lot of changes down.
 #[must_use]
 pub fn write_down(at: u32, changes: &[Change]) -> Change {
     Change::Put { key: lot_key(at), value: encode(&changes) }
 }
 
-/// Takes a lot away that was made.
+/// Returns the change that deletes a lot after its changes were made.
 #[must_use]
 pub fn take_down(at: u32) -> Change {
     Change::delete_one(lot_key(at))
 }
 
-/// Takes all lots away: they were not finished.
+/// Returns the change that deletes all lots: they were not finished.
 #[must_use]
 pub fn take_all_down() -> Change {
     Change::Delete { from: lot_key(0), until: lot_key(u32::MAX) }
@@ -202,19 +204,19 @@ fn fate_key((home, process, start): Process) -> String {
     format!("{ALL}fate/{:016x}/{process:08x}/{start:016x}", home.0)
 }
 
-/// Writes changes of the catalog as changes of keys.
+/// Translates changes of the catalog into changes of keys.
 #[derive(Debug, Default)]
 pub struct Writer {
-    /// Nodes of which pieces lie there.
+    /// Nodes that have pieces in the etcd.
     in_pieces: BTreeSet<u64>,
-    /// Counts the nodes that were written in pieces.
+    /// Number of nodes written in pieces so far.
     pieces: u64,
-    /// Files that lost their last name, ever.
+    /// Number of files that ever lost their last name.
     removed: u64,
 }
 
 impl Writer {
-    /// Goes on after what is there.
+    /// Makes a writer that goes on after `kept`.
     #[must_use]
     pub fn after(kept: &KeptCatalog) -> Self {
         Self {
@@ -224,13 +226,13 @@ impl Writer {
         }
     }
 
-    /// All of it goes, before another one is written.
+    /// Returns the change that deletes the whole catalog before another one is written.
     #[must_use]
     pub fn delete_all() -> Change {
         Change::Delete { from: ALL.to_owned(), until: ALL_END.to_owned() }
     }
 
-    /// A node as it stands.
+    /// Writes the state of a node.
     pub fn node(&mut self, node: CatalogNode, to: &mut impl Extend<Change>) {
         let id = node.id;
         let value = encode(&Value::Node(node));
@@ -256,7 +258,7 @@ impl Writer {
         }
     }
 
-    /// A node without a name.
+    /// Deletes a node that has no name any more.
     pub fn gone(&mut self, id: u64, to: &mut impl Extend<Change>) {
         to.extend([Change::delete_one(node_key(id))]);
         if self.in_pieces.remove(&id) {
@@ -264,16 +266,16 @@ impl Writer {
         }
     }
 
-    /// A file that lost its last name.
+    /// Records a file that lost its last name.
     pub fn removed(&mut self, file: FileId, to: &mut impl Extend<Change>) {
         let number = self.removed;
         self.removed += 1;
-        // The key of the oldest that is remembered is written over.
+        // Overwrites the key of the oldest file that is remembered.
         let key = format!("{ALL}removed/{:08x}", number % REMOVED_MAX as u64);
         to.extend([Change::Put { key, value: encode(&(number, file)) }]);
     }
 
-    /// The last publication of a life that is in the catalog.
+    /// Records the last publication of a life that the catalog contains.
     pub fn published(&self, life: &NodeLife, number: u64, to: &mut impl Extend<Change>) {
         to.extend([Change::Put { key: life_key(life), value: encode(&(life, number)) }]);
     }
@@ -297,22 +299,22 @@ pub struct Entry {
     pub revision: u64,
 }
 
-/// All of a catalog.
+/// A whole catalog as it was read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct KeptCatalog {
-    /// The last one that was written.
+    /// The last mark that was written.
     pub mark: Mark,
     /// The present node's clock minus the catalog's, in nanoseconds.
     pub ahead_ns: i64,
-    /// Each with its revision.
+    /// Nodes by number, each with its revision.
     nodes: BTreeMap<u64, (CatalogNode, u64)>,
     published: BTreeMap<NodeLife, u64>,
     fates: BTreeMap<Process, ProcessFate>,
-    /// In the order in which they were removed.
+    /// Files that lost their last name, in that order.
     removed: Vec<(u64, FileId)>,
     in_pieces: BTreeSet<u64>,
     pieces: u64,
-    /// Lots that count as made, and are to be made.
+    /// Lots that count as made, and that still have to be applied to the keys.
     lots: Vec<(u32, Vec<Change>)>,
 }
 
@@ -320,7 +322,7 @@ impl KeptCatalog {
     /// Reads all entries below [`ALL`], in any order.
     ///
     /// # Errors
-    /// See [`KeptError`]. Entries of a later version are passed over.
+    /// See [`KeptError`]. Entries of kinds that this build does not know are passed over.
     pub fn read(mark: Mark, entries: impl IntoIterator<Item = Entry>) -> Result<Self, KeptError> {
         let mut kept = Self { mark, ..Self::default() };
         let mut entries: BTreeMap<_, _> =
@@ -380,7 +382,7 @@ impl KeptCatalog {
             kept.in_pieces.insert(id);
             kept.pieces = kept.pieces.max(number);
         }
-        // Nobody reads the pieces of a write that was not finished; the next pieces of its node take them away.
+        // Pieces of an unfinished write are never read; the next pieces of their node delete them.
         for key in pieces.keys() {
             let mut parts = key[ALL.len()..].split('/').skip(1).map(|part| u64::from_str_radix(part, 16));
             if let (Some(Ok(id)), Some(Ok(number))) = (parts.next(), parts.next()) {
@@ -395,25 +397,25 @@ impl KeptCatalog {
         self.nodes.insert(node.id, (node, revision));
     }
 
-    /// The last publications of each life that are in it.
+    /// Returns the last publication of each life that the catalog contains.
     #[must_use]
     pub fn published(&self) -> &BTreeMap<NodeLife, u64> {
         &self.published
     }
 
-    /// Files that have no name any more, the last of very many last. One that was brought back has.
+    /// Returns files that have no name any more, the latest last. Files that were brought back have a name and are left out.
     #[must_use]
     pub fn removed(&self) -> Vec<FileId> {
         let named: BTreeSet<FileId> = self.nodes.values().filter_map(|(node, _)| file_of(node)).collect();
         self.removed.iter().map(|(_, file)| *file).filter(|file| !named.contains(file)).collect()
     }
 
-    /// A time of the catalog's clock on this node's, no later than `now_ns`: it is of something that has happened.
+    /// Converts a time of the catalog's clock to this node's. The result is at most `now_ns`, because the event has happened.
     fn time(&self, at_ns: i64, now_ns: i64) -> i64 {
         at_ns.saturating_add(self.ahead_ns).min(now_ns)
     }
 
-    /// How processes ended, by this node's clock.
+    /// Returns how processes ended, by this node's clock.
     #[must_use]
     pub fn fates(&self, now_ns: i64) -> Vec<ProcessFate> {
         let read = |at| self.time(at, now_ns);
@@ -421,30 +423,30 @@ impl KeptCatalog {
         fates.map(|fate| ProcessFate { failed_at_ns: fate.failed_at_ns.map(read), ..*fate }).collect()
     }
 
-    /// The highest number of a node; that of the root where it is alone.
+    /// Returns the highest number of a node; the root's if there is no other.
     #[must_use]
     pub fn last_id(&self) -> u64 {
         self.nodes.keys().next_back().copied().unwrap_or(ROOT).max(ROOT)
     }
 
-    /// The numbers of all nodes.
+    /// Returns the numbers of all nodes.
     pub fn ids(&self) -> impl Iterator<Item = u64> {
         self.nodes.keys().copied()
     }
 
-    /// The lots that count as made, and are to be made, in order.
+    /// Returns the lots that count as made and still have to be applied, in order.
     #[must_use]
     pub fn lots(&self) -> &[(u32, Vec<Change>)] {
         &self.lots
     }
 
-    /// Gives up all but the nodes and the processes, to compare them with a tree.
+    /// Drops all but the nodes and the processes, to compare them with a tree.
     #[must_use]
     pub fn into_parts(self) -> (BTreeMap<u64, CatalogNode>, BTreeMap<Process, ProcessFate>) {
         (self.nodes.into_iter().map(|(id, (node, _))| (id, node)).collect(), self.fates)
     }
 
-    /// The names in each directory. If two nodes have one name, the one that was put later keeps it.
+    /// Returns the names in each directory. If two nodes have one name, the one that was put later keeps it.
     fn children(&self) -> BTreeMap<u64, BTreeMap<&[u8], &CatalogNode>> {
         let mut children: BTreeMap<u64, BTreeMap<&[u8], (&CatalogNode, u64)>> = BTreeMap::new();
         for (node, revision) in self.nodes.values() {
@@ -461,13 +463,13 @@ impl KeptCatalog {
         children.into_iter().map(|(parent, names)| (parent, only_node(names))).collect()
     }
 
-    /// The tree, its times on this node's clock: directories with what is in them, parents first.
+    /// Returns the tree, its times on this node's clock: directories with their entries, parents first.
     #[must_use]
     pub fn directories(&self, now_ns: i64) -> Vec<(Vec<u8>, Vec<NodeState>)> {
         let mut children = self.children();
         let mut directories = Vec::new();
         let mut todo = vec![(ROOT, Vec::new())];
-        // A directory is taken out when it is met. What hangs on nothing is met never.
+        // Removes each directory when it is reached. Directories without a path from the root are never reached.
         while let Some((id, path)) = todo.pop() {
             let mut found = Vec::new();
             for (name, node) in children.remove(&id).unwrap_or_default() {
@@ -483,7 +485,8 @@ impl KeptCatalog {
         directories
     }
 
-    /// The numbers that the nodes have in a tree, for those that are there under the same name: `child` says what a directory of that tree has.
+    /// Returns the catalog's numbers for the nodes of a tree that have the same name there. `child` gives an entry of a directory of that
+    /// tree.
     #[must_use]
     pub fn numbers_in(&self, root: u64, child: impl Fn(u64, &[u8]) -> Option<u64>) -> BTreeMap<u64, u64> {
         let mut children = self.children();
@@ -505,7 +508,7 @@ impl KeptCatalog {
     }
 }
 
-/// Makes a change of entries that have been read.
+/// Applies a change to entries that have been read.
 fn make(change: &Change, revision: u64, entries: &mut BTreeMap<String, (Vec<u8>, u64)>) {
     match change {
         Change::Put { key, value } => {

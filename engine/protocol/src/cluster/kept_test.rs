@@ -5,7 +5,7 @@ use crate::cluster::wire::{FileFacts, NodeAttributes, WireState};
 use crate::id::{FileCounter, Generation, SealNumber};
 use proptest::prelude::*;
 
-/// The keys of an etcd: a value, and the revision at which it was put.
+/// The keys of an etcd: each value, and the revision at which it was put.
 #[derive(Debug, Default)]
 struct Keys {
     revision: u64,
@@ -13,7 +13,7 @@ struct Keys {
 }
 
 impl Keys {
-    /// Makes a transaction. Like etcd it refuses two changes of one key.
+    /// Carries out a transaction. Like etcd it refuses two changes of one key.
     fn transact(&mut self, changes: &[Change]) {
         self.revision += 1;
         for (at, change) in changes.iter().enumerate() {
@@ -127,7 +127,7 @@ fn of_two_nodes_with_one_name_the_later_one_has_it() {
     let (mut keys, mut writer) = (Keys::default(), Writer::default());
     keys.write(|to| writer.node(link(3, ROOT, "new"), to));
     keys.write(|to| writer.node(file(2, ROOT, "name", 1), to));
-    // Renamed over the other, whose end is in a later transaction.
+    // Renamed over the other, whose removal is in a later transaction.
     keys.write(|to| writer.node(link(3, ROOT, "name"), to));
     let kept = keys.read();
     let directories = kept.directories(i64::MAX);
@@ -194,7 +194,7 @@ fn a_long_value_lies_in_pieces_of_which_none_is_left_behind() {
     let first = pieces(&keys);
     assert!(first >= 4, "{first}");
     assert!(keys.entries.values().all(|(value, _)| value.len() <= VALUE_BYTES_MAX));
-    // As another coordinator goes on, and half of it is lost.
+    // Another coordinator goes on, and half of its write is lost.
     let mut writer = Writer::after(&keys.read());
     let mut changes = Vec::new();
     writer.node(file(2, ROOT, "renamed", CHUNKS), &mut changes);
@@ -252,7 +252,7 @@ fn nodes_are_found_again_in_a_tree_under_their_names_and_each_once() {
         writer.node(two, to);
         writer.node(link(5, 3, "below"), to);
     });
-    // There `run` is 20, and `two` is another file than `one`.
+    // In that tree `run` is 20, and `two` is another file than `one`.
     let tree = BTreeMap::from([((10, "run"), 20), ((20, "one"), 40), ((20, "two"), 41)]);
     let child = |parent, name: &[u8]| {
         let name = std::str::from_utf8(name).expect("names of tests are UTF-8");
@@ -263,7 +263,7 @@ fn nodes_are_found_again_in_a_tree_under_their_names_and_each_once() {
     assert_eq!(kept.last_id(), 5);
 }
 
-/// The bytes of today. Where this fails, [`FORMAT`] is to be raised: what clusters have in their etcd would be misread.
+/// The bytes of today. If this fails, raise [`FORMAT`]: the content of existing etcds would be misread.
 #[test]
 fn the_format_is_what_it_was() {
     let (mut changes, mut writer) = (Vec::new(), Writer::default());

@@ -1,11 +1,12 @@
-//! Which node may answer for a directory.
+//! Leases: which node may answer for a directory.
 //!
-//! Owns: who may change names in a directory without asking, who asks about each, and which single names are promised to whom.
-//! Does not own: the names (the catalog), the messages, what time it is.
+//! Owns: which node may change names in a directory without asking, which nodes ask for each name, and which single names are
+//! promised to which node. Does not own: the names (the catalog), the messages, the time.
 //!
-//! A directory is at rest, or of one node, or of all. Whoever first changes something in it has it alone, and needs not ask
-//! again; when a second comes, the first gives it back, and from then on each asks for each name. A directory that a node has
-//! just made is its own. One that is taken back though no other node wants to change anything there is at rest again after [`REST`].
+//! A directory is at rest, or held by one node, or shared by all. The first node that changes something in it holds it alone and
+//! need not ask again. When a second node comes, the first gives the directory back; from then on each node asks for each name. A
+//! node that makes a directory holds it. If a directory is recalled, but no other node wants to change it, it is at rest again after
+//! [`REST`].
 
 use crate::cluster::wire::NameOperation;
 use crate::id::NodeName;
@@ -13,40 +14,41 @@ use crate::path::split;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How long a name stays promised: far longer than the creation and its publication take. Then somebody else may have it.
+/// Time for which a name stays promised: far longer than the creation and its publication take. Afterwards another node may have the
+/// name.
 pub const PROMISE: Duration = Duration::from_secs(10);
 
-/// Names promised at a time, over all nodes: every rank of a large job makes a few at once. Beyond it a name is refused, to be
-/// asked for again.
+/// Number of names promised at a time, over all nodes: every rank of a large job makes a few at once. Beyond it a name is refused,
+/// and the node asks again.
 pub const PROMISES_MAX: usize = 1 << 20;
 
-/// How long a directory that was taken back for no other node stays everybody's. Within 6 s of a recall its holder takes no leave to
-/// have it alone (`GIVEN_BACK_FOR` of the engine's `cluster::names`), and its calls would wait for that.
+/// Time for which a directory stays shared if it was recalled for no other node. Within 6 s of a recall its former holder accepts no
+/// lease on it (`GIVEN_BACK_FOR` of the engine's `cluster::names`), and the holder's calls would wait for that.
 pub const REST: Duration = Duration::from_secs(8);
 
-/// Who answers for a directory.
+/// The node or nodes that answer for a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Lease {
     Alone(NodeName),
     Shared,
-    /// Everybody's until then, and at rest afterwards.
+    /// Shared until this time, and at rest afterwards.
     SharedUntil(Duration),
 }
 
-/// What has to happen before an answer.
+/// The coordinator's next step before an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// Answer from the catalog.
     Answer,
-    /// This node is to publish what it knows; it keeps the directory.
+    /// First this node has to publish its changes; it keeps the directory.
     PublishFirst(NodeName),
-    /// This node is to publish and to give the directory back; then ask again.
+    /// First this node has to publish its changes and give the directory back; then ask again.
     RecallFirst(NodeName),
-    /// The asker has the directory to itself from now on.
+    /// The asker holds the directory alone from now on.
     Alone,
-    /// The name is promised to the asker; it is one of many that change this directory.
+    /// The name is promised to the asker; several nodes change this directory.
     Promised,
-    /// Another was promised the name, and has to publish first.
+    /// The name is promised to another node, which has to publish first.
     Busy(NodeName),
     /// Too many names are promised.
     TooMany,
@@ -67,14 +69,14 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// `from` wants to see what is in a directory.
+    /// Decides how to answer `from`, which wants to see the entries of a directory.
     #[must_use]
     pub fn read(&self, from: &NodeName, directory: &[u8], name: Option<&[u8]>, now: Duration) -> Verdict {
         match self.directories.get(directory) {
             Some(Lease::Alone(holder)) if holder != from => return Verdict::PublishFirst(holder.clone()),
             _ => {}
         }
-        // What was promised may be there by now.
+        // A promised name may exist by now.
         let promised = name.and_then(|name| self.promise(directory, name, now));
         match promised {
             Some(promise) if promise.node != *from => Verdict::PublishFirst(promise.node.clone()),
@@ -82,13 +84,13 @@ impl Leases {
         }
     }
 
-    /// `from` wants to change a name. After [`Verdict::RecallFirst`] and [`Verdict::Busy`] nothing has changed.
+    /// Decides whether `from` may change a name. After [`Verdict::RecallFirst`] and [`Verdict::Busy`] nothing has changed.
     pub fn change(&mut self, from: &NodeName, directory: &[u8], name: &[u8], now: Duration) -> Verdict {
         let counts = |lease: &&Lease| !matches!(lease, Lease::SharedUntil(until) if *until <= now);
         match self.directories.get(directory).filter(counts) {
             Some(Lease::Alone(holder)) if holder == from => return Verdict::Alone,
             Some(Lease::Alone(holder)) => return Verdict::RecallFirst(holder.clone()),
-            // Its promises are of a time before it was given back by everybody.
+            // The asker's own promises are older than the return of the directory by all nodes.
             None if !self.has_promises(directory, from, now) => {
                 self.directories.insert(directory.to_vec(), Lease::Alone(from.clone()));
                 return Verdict::Alone;
@@ -113,7 +115,7 @@ impl Leases {
         Verdict::Promised
     }
 
-    /// The holder gave a directory back: from now on it is everybody's.
+    /// Marks a directory that its holder gave back as shared.
     pub fn released(&mut self, from: &NodeName, directory: &[u8]) {
         if let Some(lease) = self.directories.get_mut(directory)
             && *lease == Lease::Alone(from.clone())
@@ -122,18 +124,18 @@ impl Leases {
         }
     }
 
-    /// The holder gave a directory back, and no other node has asked for it: whoever changes something there after [`REST`] has it
-    /// alone.
+    /// Marks a directory that its holder gave back without another node asking for it. The first node that changes something there
+    /// after [`REST`] holds it alone.
     pub fn rests(&mut self, from: &NodeName, directory: &[u8], now: Duration) {
         if let Some(lease) = self.directories.get_mut(directory)
             && (*lease == Lease::Alone(from.clone()) || matches!(lease, Lease::SharedUntil(_)))
         {
-            // Also where it rests: it was recalled once more.
+            // Applies to a resting directory, too: it was recalled once more.
             *lease = Lease::SharedUntil(now + REST);
         }
     }
 
-    /// A name is as its node published it: the promise is kept.
+    /// Ends the promise of a name: its node has published it.
     pub fn published(&mut self, from: &NodeName, directory: &[u8], name: &[u8]) {
         let key = (directory.to_vec(), name.to_vec());
         if self.promises.get(&key).is_some_and(|promise| promise.node == *from) {
@@ -141,8 +143,8 @@ impl Leases {
         }
     }
 
-    /// What an operation that `from` published means for leases and promises. False where it made a directory that somebody had
-    /// before.
+    /// Applies an operation that `from` published to leases and promises. Returns false if the operation made a directory that
+    /// another node had before.
     pub fn follow(&mut self, from: &NodeName, operation: &NameOperation) -> bool {
         let mut is_its_own = true;
         match operation {
@@ -171,13 +173,13 @@ impl Leases {
         self.published(from, directory, name);
     }
 
-    /// A node made this directory: it is alone in it. False where somebody came before.
+    /// Gives a directory to the node that made it. Returns false if another node had it before.
     pub fn made(&mut self, from: &NodeName, directory: &[u8]) -> bool {
         let lease = self.directories.entry(directory.to_vec()).or_insert_with(|| Lease::Alone(from.clone()));
         *lease == Lease::Alone(from.clone())
     }
 
-    /// Nodes that were promised names in a directory, besides `but`.
+    /// Returns the nodes other than `but` that were promised names in a directory.
     #[must_use]
     pub fn promised_in(&self, directory: &[u8], but: &NodeName, now: Duration) -> BTreeSet<NodeName> {
         let here = self.promises_in(directory);
@@ -185,8 +187,8 @@ impl Leases {
         others.map(|promise| promise.node.clone()).collect()
     }
 
-    /// `by` gave a directory another name, and has taken everybody else out of it before. It does not know the directory by its
-    /// path: what it has alone it goes on having, and that must be known under the new path too.
+    /// Moves the leases of a directory that `by` renamed after all other nodes had left it. `by` knows the directory by its inode
+    /// and keeps what it holds there, so the leases must stand under the new path, too.
     pub fn renamed(&mut self, by: &NodeName, from: &[u8], to: &[u8]) {
         self.removed(to);
         let moved = self.below(from).into_iter().filter_map(|path| {
@@ -199,7 +201,7 @@ impl Leases {
         self.directories.extend(moved);
     }
 
-    /// A directory and all below it are gone: their leases end.
+    /// Ends the leases and promises of a removed directory and of all below it.
     pub fn removed(&mut self, directory: &[u8]) {
         for path in self.below(directory) {
             self.directories.remove(&path);
@@ -207,7 +209,8 @@ impl Leases {
         self.promises.retain(|(path, _), _| !is_below(path, directory));
     }
 
-    /// Whoever holds a directory at or below this one, besides `from`: to be recalled before it gets another name.
+    /// Returns the nodes other than `from` that hold a directory at or below this one. The coordinator recalls these directories before it
+    /// lets `from` rename this one.
     #[must_use]
     pub fn holders_below(&self, from: &NodeName, directory: &[u8]) -> Vec<(NodeName, Vec<u8>)> {
         let below = self.below(directory).into_iter();
@@ -219,7 +222,7 @@ impl Leases {
             .collect()
     }
 
-    /// The nodes besides `but` that may know of names at or below `directory` that nobody else knows of yet.
+    /// Returns the nodes other than `but` that may know of unpublished names at or below `directory`.
     #[must_use]
     pub fn knowing_below(&self, but: &NodeName, directory: &[u8], now: Duration) -> BTreeSet<NodeName> {
         let holders = self.holders_below(but, directory).into_iter().map(|(holder, _)| holder);
@@ -229,7 +232,7 @@ impl Leases {
         holders.chain(promised.map(|(_, promise)| promise.node.clone())).collect()
     }
 
-    /// A node is gone: what it held alone is at rest again, and its promises are void.
+    /// Ends the leases and promises of a node that is gone: what it held alone is at rest again.
     pub fn gone(&mut self, node: &NodeName) {
         self.directories.retain(|_, lease| *lease != Lease::Alone(node.clone()));
         self.promises.retain(|_, promise| promise.node != *node);
@@ -338,7 +341,7 @@ mod tests {
         assert_eq!(leases.read(&b, b"d", Some(b"x"), NOW), Verdict::PublishFirst(a.clone()));
         leases.published(&a, b"d", b"x");
         assert_eq!(leases.change(&b, b"d", b"x", NOW), Verdict::Promised);
-        // A promise that nobody kept does not last.
+        // A promise ends even if its node publishes nothing.
         assert_eq!(leases.change(&a, b"d", b"x", NOW + PROMISE), Verdict::Promised);
     }
 

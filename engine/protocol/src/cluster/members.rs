@@ -1,7 +1,7 @@
-//! The members, as all nodes are told of them.
+//! The list of members that all nodes are sent.
 //!
-//! Owns: the list, and the difference between two lists, so that a change in a cluster of thousands is told in a few hundred bytes.
-//! Does not own: who is one and why (`membership`), partners (`placement`), telling.
+//! Owns: the list, and the difference between two lists, so that a change in a cluster of thousands takes a few hundred bytes. Does not
+//! own: which node is a member and why (`membership`), partners (`placement`), sending the list.
 
 use super::wire::{self, WireError};
 use crate::id::{Epoch, NodeName};
@@ -13,52 +13,52 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-/// Who is a member.
+/// The list of members.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Members {
     pub epoch: Epoch,
     /// Rises with each change within an epoch.
     pub number: u64,
-    /// By which the partners were chosen.
+    /// The version of the placement by which the partners were chosen.
     pub placement: PlacementVersion,
-    /// By [`Member::place`]: by name, and after them the last lives that are over, so that what they wrote has a name.
+    /// Members in the order of [`Member::place`]: by name. The last lives that are over follow, so that what they wrote has a name.
     pub members: Vec<Member>,
 }
 
-/// One member.
+/// A member of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     pub life: NodeLife,
     pub address: String,
     pub labels: BTreeMap<String, String>,
-    /// Nothing is expected from it: it does not answer, its copies cannot be had, its processes have ended.
+    /// Whether nothing is expected of it: it does not answer, its copies cannot be fetched, its processes have ended.
     pub gone: bool,
-    /// Who keeps copies of its files.
+    /// Nodes that keep copies of its files.
     pub partners: Vec<NodeName>,
     pub standing: Standing,
-    /// Since when it stands so, by the coordinator's wall clock, for people; 0 for one that lives.
+    /// Time of its present standing, by the coordinator's wall clock, for people; 0 for a live member.
     pub since_ms: i64,
-    /// Why, in words, at most [`WHY_BYTES_MAX`](super::wire::WHY_BYTES_MAX); empty for one that lives.
+    /// The reason for its standing in words, at most [`WHY_BYTES_MAX`](super::wire::WHY_BYTES_MAX); empty for a live member.
     pub why: String,
 }
 
-/// What the coordinator makes of a node; `membership` has the reasons.
+/// The coordinator's verdict on a node; `membership` has the reasons.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Standing {
-    /// A member of before that has not come yet.
+    /// A member from before the coordinator's start that has not joined yet.
     Awaited,
     #[default]
     Alive,
     Suspect,
-    /// Others hear it, and the coordinator does not.
+    /// Other nodes hear it, but the coordinator does not.
     CutOff,
     Gone,
-    /// No member any more.
+    /// No longer a member.
     Over,
 }
 
 impl Standing {
-    /// As it is written for people.
+    /// Returns the word that people are shown.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -72,23 +72,24 @@ impl Standing {
     }
 }
 
-/// What became another between two lists of one epoch.
+/// The difference between two lists of one epoch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MembersChange {
     pub epoch: Epoch,
-    /// The list that it is a change of, and of all between that and `number`; 0 for one without members, which everybody has.
+    /// Number of the list that the change applies to; it applies as well to every list between that and `number`. 0: the empty list,
+    /// which every node has.
     pub from: u64,
-    /// Of the list after it.
+    /// Number of the list after the change.
     pub number: u64,
     pub placement: PlacementVersion,
-    /// New, or not as they were.
+    /// Members that are new or have changed.
     pub members: Vec<Member>,
-    /// No longer listed.
+    /// Lives that are no longer listed.
     pub dropped: Vec<NodeLife>,
 }
 
 impl Member {
-    /// Its place in the list, which is also what tells it from all others.
+    /// Returns the member's place in the list, which also identifies the member.
     #[must_use]
     pub fn place(&self) -> (bool, &NodeLife) {
         (self.standing == Standing::Over, &self.life)
@@ -96,10 +97,10 @@ impl Member {
 }
 
 impl Members {
-    /// What became another since `before`, an older list. Linear in both.
+    /// Returns the difference to `before`, an older list. Linear in both.
     #[must_use]
     pub fn since(&self, before: &Self) -> MembersChange {
-        // Of another epoch's list nobody can be sure who has it.
+        // The coordinator cannot know which nodes have a list of another epoch.
         let is_known = before.epoch == self.epoch;
         let mut known: BTreeMap<&NodeLife, &Member> =
             before.members.iter().filter(|_| is_known).map(|member| (&member.life, member)).collect();
@@ -115,7 +116,8 @@ impl Members {
         }
     }
 
-    /// What is now of `lives`, for all who have a list of this epoch from number `from` on: `lives` are those that became another since.
+    /// Returns the change for all nodes that have a list of this epoch with a number from `from` on. `lives` are those that have changed
+    /// since.
     #[must_use]
     pub fn touched(&self, from: u64, mut lives: BTreeSet<NodeLife>) -> MembersChange {
         let members = self.members.iter().filter(|member| lives.remove(&member.life)).cloned().collect();
@@ -130,8 +132,8 @@ impl Members {
         }
     }
 
-    /// Becomes the list after a change; nothing when that is known here, or older. A change of a later list than this one leaves it as
-    /// it is, and the whole list is to be asked for.
+    /// Applies a change to the list; returns false if the change is already known or older. If the change follows a later list than this
+    /// one, the list stays as it is; the caller has to ask for the whole list.
     ///
     /// # Errors
     /// [`Missed`].
@@ -155,12 +157,12 @@ impl Members {
     }
 }
 
-/// A whole list as bytes: made once for the thousands that join at one moment, whom it costs a copy then.
+/// A whole list as bytes, encoded once for the thousands that join at one moment; each of them costs only a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedMembers(Arc<[u8]>);
 
 impl EncodedMembers {
-    /// Costs about a microsecond for each member.
+    /// Encodes the list. Costs about a microsecond for each member.
     ///
     /// # Errors
     /// The list is larger than a message may be.
@@ -168,7 +170,7 @@ impl EncodedMembers {
         wire::encode(members).map(|bytes| Self(bytes.into()))
     }
 
-    /// The list.
+    /// Decodes the list.
     ///
     /// # Errors
     /// As [`wire::decode`]'s.
@@ -199,7 +201,7 @@ impl<'de> Deserialize<'de> for EncodedMembers {
     }
 }
 
-/// A change of a list that is not known here: one before it did not arrive.
+/// The error for a change of a list that is not known here: an earlier change did not arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a change of the members' list {from}, and {known} is the one that is known; the whole is asked for")]
 pub struct Missed {
@@ -213,7 +215,7 @@ mod tests {
     use crate::id::Incarnation;
     use proptest::prelude::*;
 
-    /// One member of few, which differ in what changes.
+    /// Generates a member out of few, which differ in all that changes.
     fn any_member() -> impl Strategy<Value = Member> {
         let standing = prop_oneof![Just(Standing::Alive), Just(Standing::Suspect), Just(Standing::Over)];
         (0_u8..6, 1_u64..3, standing, any::<bool>()).prop_map(|(node, incarnation, standing, gone)| Member {

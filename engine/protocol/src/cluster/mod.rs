@@ -1,13 +1,14 @@
-//! One tree over many nodes: what nodes tell each other of names, and who may change a directory without asking.
+//! The rules of one tree over many nodes: how nodes publish names, and which node may change a directory without
+//! asking.
 //!
 //! | file | owns |
 //! |---|---|
 //! | `wire` | the words between a node and the coordinator |
-//! | `operation` | what is done to a name |
-//! | `carried` | the names of an older document, after what was done since |
+//! | `operation` | an operation on a name |
+//! | `carried` | the names of an older document, after later operations |
 //! | `kept` | the catalog as an etcd keeps it |
 //! | `leases` | which node may answer for a directory |
-//! | `members` | who is there, and what changed of it |
+//! | `members` | the list of members, and its changes |
 //! | `readers` | which node reads Tier-3 for the others |
 //! | `clocks` | one node's times on another's clock |
 //!

@@ -1,13 +1,14 @@
-//! An operation on names, as a node tells it.
+//! An operation on names, as a node publishes it.
 //!
-//! Owns: what it says. Does not own: the publication that it is part of (`wire`), what follows from it (the engine's namespace).
+//! Owns: the content of an operation. Does not own: the publication that contains it (`wire`), its consequences (the engine's
+//! namespace).
 
 use super::wire::{FIXED_BYTES, NodeAttributes};
 use crate::id::FileId;
 use serde::{Deserialize, Serialize};
 
-/// An operation on names. Paths are relative to the mount. `what` is the file that the name meant where that was done, none for a
-/// directory or a symlink: a name that means something else by now was changed by another node since, and stays.
+/// An operation on names. Paths are relative to the mount. `what` is the file that the name meant at the operation; none for a
+/// directory or a symlink. If the name means something else by now, another node has changed it since, and the name stays.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NameOperation {
     Directory {
@@ -39,7 +40,7 @@ pub enum NameOperation {
         exchange: bool,
         what: Option<FileId>,
     },
-    /// All names of the file `from`, of which `path` is one, mean `file` from now on: who tells this is about to write it.
+    /// All names of the file `from`, of which `path` is one, mean `file` from now on: the publisher is about to write it.
     Taken {
         path: Vec<u8>,
         from: FileId,
@@ -49,7 +50,7 @@ pub enum NameOperation {
 }
 
 impl NameOperation {
-    /// The names that it changes.
+    /// Returns the names that the operation changes.
     pub fn paths(&self) -> impl Iterator<Item = &[u8]> {
         let other = match self {
             Self::Renamed { from, .. } => Some(from.as_slice()),
@@ -58,7 +59,7 @@ impl NameOperation {
         other.into_iter().chain([self.path()])
     }
 
-    /// How many bytes of a message it takes, at most.
+    /// Returns how many bytes of a message the operation takes, at most.
     #[must_use]
     pub fn bytes_most(&self) -> usize {
         let more = match self {
@@ -72,7 +73,7 @@ impl NameOperation {
         FIXED_BYTES + self.paths().map(<[u8]>::len).sum::<usize>() + more
     }
 
-    /// The bytes of the operation for a journal of the node that it was done on.
+    /// Encodes the operation for a journal of the node that it was done on.
     ///
     /// # Panics
     /// Never: encoding into memory has no failure for these types.
@@ -81,14 +82,15 @@ impl NameOperation {
         postcard::to_allocvec(self).expect("plain data is encoded into memory that grows")
     }
 
-    /// Reads [`Self::to_bytes`]; none where it is not that.
+    /// Decodes the result of [`Self::to_bytes`]; none if the bytes are something else.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (operation, rest) = postcard::take_from_bytes(bytes).ok()?;
         rest.is_empty().then_some(operation)
     }
 
-    /// The same without extended attributes, which may be as large as all else a hundred times. States say them, too.
+    /// Returns the operation without extended attributes, which may be a hundred times as large as the rest. States contain them,
+    /// too.
     #[must_use]
     pub fn without_xattrs(&self) -> Self {
         let mut bare = self.clone();
@@ -102,7 +104,7 @@ impl NameOperation {
         bare
     }
 
-    /// The path that it is about; of a rename the new one.
+    /// Returns the path that the operation concerns; for a rename the new one.
     #[must_use]
     pub fn path(&self) -> &[u8] {
         match self {

@@ -1,25 +1,25 @@
-//! Who reads what from Tier-3 when several nodes want it at once: one does, and the others take it from each other.
+//! The order in which several nodes read the same bytes of Tier-3: one node reads, and the others take the bytes from each other.
 //!
-//! Owns: the order in which nodes asked, and whom each is sent to. Does not own: who has bytes in memory anyway (those are asked
-//! first), the bytes.
+//! Owns: the order in which nodes asked, and the supplier that each is sent to. Does not own: the nodes that have the bytes in
+//! memory anyway (they are asked first), the bytes.
 //!
-//! Those who asked for the same bytes form a tree in the order of their questions: the first reads Tier-3, and each of the
-//! others takes the bytes from one that asked before it. So nobody waits in a circle. A node that another could not have the
-//! bytes from takes no part any more until they are asked for anew, and reads Tier-3 itself: a link that is cut costs a second read
-//! and never a restore.
+//! The nodes that asked for the same bytes form a tree in the order of their questions. The first reads Tier-3, and each of the
+//! others takes the bytes from a node that asked earlier. So no nodes wait in a circle. A node that could not supply the bytes to
+//! another leaves the tree until a new tree for them begins. Such a node reads Tier-3 itself: a link that is cut costs a second
+//! read and never a restore.
 
 use crate::id::{FileId, NodeName, SealNumber};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Nodes that take a file's bytes from one other at once. More of them share its link; fewer make the tree deeper, and each level
-/// begins when the one above is whole.
+/// Number of nodes that take a file's bytes from one other at once. More of them share its link; fewer make the tree deeper, and
+/// each level begins when the one above is whole.
 pub const FAN_OUT: usize = 4;
 
-/// Files of which it is remembered who read them, about 200 bytes each. Of one that is forgotten while it is read a second node
-/// reads Tier-3, too.
+/// Number of files whose readers are remembered, about 200 bytes each. If a file is forgotten while it is read, a second node reads
+/// Tier-3, too.
 pub const READ_MAX: usize = 65_536;
 
-/// The questions of one coordinator's time.
+/// The questions during one coordinator's term.
 #[derive(Debug, Default)]
 pub struct Readers {
     trees: BTreeMap<(FileId, SealNumber), Tree>,
@@ -29,18 +29,18 @@ pub struct Readers {
 
 #[derive(Debug, Default)]
 struct Tree {
-    /// In the order of their questions.
+    /// Nodes in the order of their questions.
     nodes: Vec<NodeName>,
-    /// Was told to read Tier-3.
+    /// The node that was told to read Tier-3.
     reader: Option<NodeName>,
-    /// Could not give the bytes to somebody.
+    /// Nodes that could not supply the bytes to another.
     aside: BTreeSet<NodeName>,
 }
 
 impl Readers {
-    /// From whom `asker` takes the bytes; none: it reads Tier-3. `failed`: whom it could not have them from.
+    /// Returns the node from which `asker` takes the bytes; none: `asker` reads Tier-3. `failed`: nodes that could not supply them.
     ///
-    /// Costs a look at the nodes that asked for the same bytes.
+    /// Costs a pass over the nodes that asked for the same bytes.
     pub fn ask(
         &mut self,
         bytes: (FileId, SealNumber),
@@ -73,7 +73,7 @@ impl Readers {
         if place == 0 {
             let reader = Some(asker.clone());
             if tree.reader == reader {
-                // It has read and asks again: what was read then is given up by now.
+                // The reader asks again: its bytes have been evicted since.
                 *tree = Tree { nodes: vec![asker.clone()], ..Tree::default() };
             }
             tree.reader = reader;
@@ -82,7 +82,7 @@ impl Readers {
         tree.nodes.get((place - 1) / FAN_OUT)
     }
 
-    /// That node, and what it read, is gone.
+    /// Forgets a node that is gone and the bytes that it read.
     pub fn gone(&mut self, node: &NodeName) {
         for tree in self.trees.values_mut() {
             tree.nodes.retain(|known| known != node);
@@ -140,8 +140,8 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: nobody waits in a circle, and without failures one node reads. Method: nodes ask at any moment, complain of whom
-        /// they wait for, finish, and begin anew; after each step the waits are followed to their end.
+        /// Goal: no nodes wait in a circle, and without failures one node reads. Method: nodes ask at any moment, complain of the
+        /// node they wait for, finish, and begin again; after each step all waits are followed to their end.
         #[test]
         fn whoever_waits_waits_for_one_that_reads(steps: Vec<(u8, bool)>) {
             let mut readers = Readers::default();
@@ -150,7 +150,7 @@ mod tests {
             for (number, complains) in steps {
                 let asker = name(usize::from(number) % 7);
                 let from = waits.get(&asker).cloned().flatten();
-                // Whoever reads does not ask before it is done, and then it has the bytes.
+                // A node that reads does not ask before it is done, and then it has the bytes.
                 if waits.get(&asker) == Some(&None) {
                     continue;
                 }

@@ -1,10 +1,10 @@
-//! The words between a node and the coordinator, and their bounds.
+//! The messages between a node and the coordinator, and their bounds.
 //!
-//! Owns: the messages and their bytes. Does not own: frames and who is at the other end (transport), what follows from a
-//! message (the engine's cluster).
+//! Owns: the messages and their bytes. Does not own: frames and the identity of the sender (transport), the consequences of a message (the
+//! engine's cluster).
 //!
-//! Postcard, because chunk checksums are most of the bytes. The format has no self-description: [`WIRE_VERSION`] stands
-//! before each message, and two builds that differ in it do not talk.
+//! Messages are encoded with Postcard, because chunk checksums are most of the bytes. The format does not describe itself: [`WIRE_VERSION`]
+//! stands before each message, and two builds that differ in it do not communicate.
 
 pub use super::members::{EncodedMembers, Member, Members, MembersChange, Standing};
 pub use super::operation::NameOperation;
@@ -21,54 +21,55 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Raised with every change of a message.
+/// Format number, raised with every change of a message.
 pub const WIRE_VERSION: u8 = 7;
 
-/// The largest message: the checksums of a file of 8 TiB, or the names of a directory of 100,000 files.
+/// Size of the largest message: the checksums of a file of 8 TiB, or the names of a directory of 100,000 files.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// Operations on names and states of nodes in one publication: some MiB, and some milliseconds of the coordinator's lock.
 pub const BATCH_ITEMS_MAX: usize = 4096;
 
-/// Bytes of operations, or of states, in one publication beyond those of its last one, so that it stays below what a message may have: the
-/// last may be a file of 8 TiB, whose checksums take ten MiB.
+/// Bytes of operations, or of states, in one publication, without its last one. The publication thus stays below a message's limit: the
+/// last one may be a file of 8 TiB, whose checksums take ten MiB.
 pub const BATCH_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 8;
 
-/// A number in a message takes at most so many bytes, a length fewer, and all of a state or an operation that has no length of its own these.
+/// Bytes that a number in a message takes at most. `LENGTH_BYTES` is the same for a length, and `FIXED_BYTES` for all parts of a state or
+/// an operation that have no length of their own.
 pub const NUMBER_BYTES: usize = 10;
 const LENGTH_BYTES: usize = 5;
 pub(super) const FIXED_BYTES: usize = 512;
 
-/// Of a build's version in a join: as `ckptd --version` prints it.
+/// Longest version of a build in a join: as `ckptd --version` prints it.
 pub const VERSION_BYTES_MAX: usize = 64;
 
-/// Of the reason for a member's standing: a sentence with two names in it.
+/// Longest reason for a member's standing: a sentence with two names in it.
 pub const WHY_BYTES_MAX: usize = 512;
 
-/// What a node asks of the coordinator.
+/// A question of a node to the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToCoordinator {
     Join(Join),
     Publish(Publication),
-    /// What a name stands for, or leave to change it.
+    /// Asks for the meaning of a name, or for leave to change it.
     Look(Look),
-    /// All names of a directory.
+    /// Asks for all names of a directory.
     List {
         path: Vec<u8>,
     },
-    /// Where the bytes of a file are. Waits, within the call's deadline, while it is closed and not sealed yet. `failed`: who was
-    /// asked for them in vain.
+    /// Asks where the bytes of a file are. While the file is closed and not sealed yet, the coordinator waits, within the call's deadline.
+    /// `failed`: nodes that were asked for the bytes in vain.
     Where {
         file: FileId,
         failed: Vec<NodeName>,
     },
     /// The node is alive.
     Beat(Beat),
-    /// Who is a member: asked by a node that missed a change.
+    /// Asks for the list of members: the node missed a change.
     Members,
-    /// Copies of others' files that are kept here now, or not any more.
+    /// Reports copies of other nodes' files that are kept here now, or no longer.
     Copies(Copies),
-    /// How a file stands, and where: its node was told that a name of it is gone.
+    /// Asks for the state and the place of a file: the node was notified that a name of the file is gone.
     Find {
         file: FileId,
     },
@@ -81,13 +82,13 @@ impl ToCoordinator {
     pub const WORDS: [&str; 10] =
         ["join", "publish", "look", "list", "where", "beat", "members", "copies", "find", "reported"];
 
-    /// What is asked, in one word, for counters.
+    /// Returns the question in one word, for counters.
     #[must_use]
     pub const fn word(&self) -> &'static str {
         Self::WORDS[self.kind()]
     }
 
-    /// The index of its word.
+    /// Returns the index of the question's word.
     #[must_use]
     pub const fn kind(&self) -> usize {
         match self {
@@ -105,129 +106,131 @@ impl ToCoordinator {
     }
 }
 
-/// What the coordinator asks of a node.
+/// A question of the coordinator to a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToNode {
-    /// Publish what is known of names, once nothing is at work on `name`; and give the directory back where `release`.
+    /// Publish all known changes of names, once no call is at work on `name`; if `release`, also give the directory back.
     Recall { epoch: Epoch, path: Vec<u8>, name: Option<Vec<u8>>, release: bool },
-    /// What changed of the members.
+    /// Changes of the list of members.
     Members(MembersChange),
-    /// Whether this node hears another one; answered with what it found out.
+    /// Asks whether this node hears another one; the node answers with its finding.
     Ask(Ask),
-    /// Who is there: another node was asked whether this one lives. Answered with its life.
+    /// Asks a node for its life, because another node was asked whether it lives.
     Knock,
-    /// Phase 1 of an attempt for the files that are here; asked again until it is done.
+    /// Requests phase 1 of an attempt for the files that are here; the coordinator repeats the request until it is done.
     Prepare(Box<Prepare>),
     /// Copies in Tier-3 of files that are here.
     Objects { epoch: Epoch, objects: Vec<(FileId, SealNumber, Object)> },
     /// Files that have no name any more; at most [`BATCH_ITEMS_MAX`].
     Removed { epoch: Epoch, files: Vec<FileId> },
-    /// A checkpoint with files of this node is complete, or else (`waited_for`) somebody waits: the pace of its copies follows.
+    /// A checkpoint with files of this node is complete, or (`waited_for`) a caller waits for it: the pace of its copies follows.
     Pace { epoch: Epoch, waited_for: bool },
 }
 
-/// An answer that only a coordinator can give that has heard all nodes.
+/// An answer that only a coordinator that has heard all nodes can give.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer<T> {
     Known(T),
-    /// It is new, and some have not said yet what they know.
+    /// The coordinator is new, and some nodes have not yet published all they know.
     NotYet,
 }
 
-/// What a node says of itself when it comes.
+/// A node's description of itself when it joins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
     pub life: NodeLife,
     pub start: StartId,
-    /// Where its peers reach it.
+    /// The address at which peers reach the node.
     pub address: String,
     pub labels: BTreeMap<String, String>,
-    /// The highest epoch it has followed.
+    /// The highest epoch that the node has followed.
     pub epoch: Epoch,
-    /// Its last publication; a daemon that takes over goes on counting.
+    /// The number of the node's last publication; a daemon that takes over goes on counting.
     pub publication: u64,
-    /// Directories that it had alone under the coordinator before; at most [`BATCH_ITEMS_MAX`].
+    /// Directories that the node held alone under the coordinator before; at most [`BATCH_ITEMS_MAX`].
     pub alone: Vec<Vec<u8>>,
-    /// Of its daemon, at most [`VERSION_BYTES_MAX`].
+    /// The version of its daemon, at most [`VERSION_BYTES_MAX`].
     pub version: String,
 }
 
-/// "I am here", from whoever the link says.
+/// A node's sign of life; the link gives the sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beat {
     pub start: StartId,
     /// The epoch that the node follows.
     pub epoch: Epoch,
-    /// Counts the beats of a start.
+    /// Number of the beat since the daemon's start.
     pub number: u64,
     pub tier1_used_bytes: u64,
     pub tier1_size_bytes: u64,
 }
 
-/// What a beat is answered with.
+/// The answer to a beat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beaten {
     pub echo: Echo,
-    /// Of the members that everybody should have heard of by now: who has an older list asks for it.
+    /// Number of the list of members that every node should have received by now: a node with an older list asks for it.
     pub members_number: u64,
-    /// The coordinator's clock: a successor reads by it when that one says things happened.
+    /// The coordinator's clock: by it a successor reads the times that this coordinator stated.
     pub now_ns: i64,
 }
 
-/// What a node that came is told.
+/// The answer to a node that joined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Joined {
     pub admit: Admit,
     pub members: EncodedMembers,
-    /// The last publication of this life that the coordinator has; none: it needs everything.
+    /// The last publication of this life that the coordinator has; none: the coordinator needs everything.
     pub published: Option<u64>,
-    /// It needs to hear how everything stands: the node was given up, or the coordinator's daemon began anew with the names alone.
+    /// Whether the coordinator needs the state of every node of the tree: it had dropped the node, or its daemon started with the names
+    /// alone.
     pub states: bool,
-    /// Directories that it goes on having alone.
+    /// Directories that the node goes on holding alone.
     pub alone: Vec<Vec<u8>>,
 }
 
-/// What changed on a node, in order; and how it stands now.
+/// The changes on a node, in order, and the state of what changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Publication {
-    /// The number of this one; the first of a life is 1.
+    /// The number of this publication; the first of a life is 1.
     pub number: u64,
-    /// The publisher's clock, to read its times with.
+    /// The publisher's clock, by which its times are read.
     pub now_ns: i64,
-    /// Everything the node holds, for a coordinator that knows nothing: may be many; the last has `last`.
+    /// Whether this is part of everything that the node holds, for a coordinator that knows nothing. There may be many parts; the final one
+    /// has `last`.
     pub whole: bool,
     pub last: bool,
-    /// Of a whole: what is not there is made. False where operations say how every name came about.
+    /// In a whole publication: whether missing names are created. False if operations say how every name came about.
     pub makes: bool,
     pub operations: Vec<NameOperation>,
     pub states: Vec<NodeState>,
-    /// What became of processes that wrote.
+    /// Fates of processes that wrote.
     pub fates: Vec<WriterFact>,
 }
 
-/// What a publication came to.
+/// The result of a publication.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
-    /// Publications of this life are missing: everything is to be told.
+    /// Publications of this life are missing: the node has to publish everything.
     pub whole_wanted: bool,
-    /// Directories that the node made and does not have alone.
+    /// Directories that the node made and does not hold alone.
     pub shared: Vec<Vec<u8>>,
 }
 
-/// How a node of the tree stands.
+/// The state of a node of the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeState {
-    /// One of its names.
+    /// A name of the node.
     pub path: Vec<u8>,
     pub attributes: NodeAttributes,
-    /// When a call last set any of them, later than each time before, however clocks differ; 0: none has.
+    /// Time when a call last set any of the attributes; later than each time before, however clocks differ. 0: no call has.
     pub attributes_ns: i64,
-    /// Its other names, all of them; `None` where whoever tells does not know.
+    /// All other names of the node; `None` if the publisher does not know them.
     pub other_names: Option<Vec<Vec<u8>>>,
     pub kind: NodeKind,
 }
 
-/// What it is.
+/// The kind of a node of the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeKind {
     Directory,
@@ -246,20 +249,20 @@ pub struct NodeAttributes {
 }
 
 impl NodeAttributes {
-    /// How many bytes of a message its extended attributes take, at most.
+    /// Returns how many bytes of a message the extended attributes take, at most.
     #[must_use]
     pub fn xattr_bytes(&self) -> usize {
         self.xattrs.iter().map(|(name, value)| name.len() + value.len() + 2 * LENGTH_BYTES).sum()
     }
 }
 
-/// What its home knows of a file. Times are of the clock of whoever says it.
+/// The home's knowledge of a file. Times are by the publisher's clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileFacts {
     pub file: FileId,
     pub size_bytes: u64,
     pub state: WireState,
-    /// Of the last seal, present or not.
+    /// Number of the last seal, present or not.
     pub seal: SealNumber,
     pub opened_ns: i64,
     pub closed_ns: i64,
@@ -267,7 +270,7 @@ pub struct FileFacts {
     pub vouched: bool,
     pub generation: Generation,
     pub writers: Vec<WriterFact>,
-    /// Its bytes are in the memory of whoever says this.
+    /// Whether the publisher has the bytes in memory.
     pub host: bool,
     pub object: Option<Object>,
 }
@@ -302,7 +305,7 @@ pub struct WriterFact {
     pub failed_at_ns: Option<i64>,
 }
 
-/// What became of a process.
+/// The fate of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WireFate {
     Alive,
@@ -311,18 +314,18 @@ pub enum WireFate {
     Gone,
 }
 
-/// Why a node asks for a name.
+/// A node's reason for asking for a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Intent {
     /// Only to see it.
     Read,
-    /// To make it, or to change what it stands for.
+    /// To make it, or to change its meaning.
     Change,
-    /// To give a directory another name, or to take it away.
+    /// To rename a directory, or to remove it.
     Move,
 }
 
-/// Asks for one name.
+/// A question for one name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {
     /// The directory, relative to the mount.
@@ -331,38 +334,38 @@ pub struct Look {
     pub intent: Intent,
 }
 
-/// What a name stands for.
+/// The meaning of a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Looked {
     pub found: Option<NodeState>,
-    /// The directory is there.
+    /// Whether the directory exists.
     pub directory: bool,
     pub leave: Leave,
 }
 
-/// What the asker may do without asking again.
+/// The changes that the asker may make without asking again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Leave {
     /// Nothing.
     None,
-    /// Change this name, once, soon.
+    /// A single change of this name, soon.
     Name,
-    /// Everything in this directory, until it is recalled. These are its names now.
+    /// All changes in this directory until it is recalled; `entries` are its present names.
     Directory { entries: Vec<NodeState> },
 }
 
-/// Where a file's bytes are.
+/// The places of a file's bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Whereabouts {
     pub facts: Option<FileFacts>,
-    /// Nodes that have them or are bringing them in, the best first; none: Tier-3 is to be read.
+    /// Nodes that have the bytes or are fetching them, the best first; none: read Tier-3.
     pub suppliers: Vec<Member>,
 }
 
-/// Copies of others' files that a node keeps.
+/// Copies of other nodes' files that a node keeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copies {
-    /// Everything it keeps; else only what changed.
+    /// Whether `kept` is everything that the node keeps; otherwise only the changes.
     pub whole: bool,
     pub kept: Vec<NodeState>,
     pub dropped: Vec<(FileId, SealNumber)>,
@@ -372,18 +375,18 @@ pub struct Copies {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prepare {
     pub epoch: Epoch,
-    /// JSON: the record keeps one form wherever it is.
+    /// The record as JSON: it has one form wherever it is.
     pub record: String,
-    /// For whom: the participant itself, or one that is lost and whose copies are here.
+    /// The participant: the node itself, or a lost one whose copies are here.
     pub life: NodeLife,
     pub by: Option<NodeLife>,
-    /// The record's files that are asked for, by their index in it.
+    /// The record's files that are requested, by their index in it.
     pub files: Vec<u32>,
     /// Hard links in the checkpoint: path and first path.
     pub hard_links: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// How phase 1 stands.
+/// The state of phase 1.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Preparing {
     Working {
@@ -396,7 +399,7 @@ pub enum Preparing {
     Failed {
         why: String,
     },
-    /// It does not have these bytes.
+    /// The node does not have these bytes.
     NotHere {
         path: Vec<u8>,
     },
@@ -419,17 +422,17 @@ pub enum WireError {
     Malformed { source: postcard::Error },
 }
 
-/// The bytes of a message.
+/// Encodes a message.
 ///
 /// # Errors
-/// [`WireError::TooLarge`] for what no peer would take.
+/// [`WireError::TooLarge`] if no peer would accept it.
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
     let bytes =
         postcard::to_extend(message, vec![WIRE_VERSION]).map_err(|source| WireError::Malformed { source })?;
     if bytes.len() > MESSAGE_BYTES_MAX { Err(WireError::TooLarge { bytes: bytes.len() }) } else { Ok(bytes) }
 }
 
-/// A message from its bytes. Never allocates more than a small multiple of what came.
+/// Decodes a message. Never allocates more than a small multiple of `bytes`.
 ///
 /// # Errors
 /// See [`WireError`].
@@ -447,7 +450,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
 }
 
 impl NodeState {
-    /// How many bytes of a message it takes, at most.
+    /// Returns how many bytes of a message the state takes, at most.
     #[must_use]
     pub fn bytes_most(&self) -> usize {
         let others: usize = self.other_names.iter().flatten().map(|path| path.len() + LENGTH_BYTES).sum();
@@ -462,7 +465,7 @@ impl NodeState {
         FIXED_BYTES + self.path.len() + others + self.attributes.xattr_bytes() + of_kind
     }
 
-    /// The same with its times as `read` has them, which came by another node's clock.
+    /// Returns the state with its times, which are by another node's clock, converted by `read`.
     #[must_use]
     pub fn with_times(mut self, read: impl Fn(i64) -> i64) -> Self {
         if let NodeKind::File(facts) = &mut self.kind {
@@ -475,13 +478,13 @@ impl NodeState {
 }
 
 impl FileFacts {
-    /// The number of the seal that it has now.
+    /// Returns the number of the present seal; none if the file is not sealed.
     #[must_use]
     pub fn sealed(&self) -> Option<SealNumber> {
         matches!(self.state, WireState::Sealed { .. }).then_some(self.seal)
     }
 
-    /// The state as the rules know it.
+    /// Returns the state in the form that the rules use.
     #[must_use]
     pub fn file_state(&self) -> FileState {
         match &self.state {
@@ -512,19 +515,19 @@ impl From<&FileState> for WireState {
 }
 
 impl Prepare {
-    /// The record in it.
+    /// Parses the record in it.
     ///
     /// # Errors
-    /// When it is not one.
+    /// If it is not a record.
     pub fn record(&self) -> Result<Record, crate::format::FormatError> {
         crate::format::Document::parse(self.record.as_bytes())
     }
 }
 
-/// What a participant prepared, as it came over the wire.
+/// Parses a participant's prepared marker from the wire.
 ///
 /// # Errors
-/// When it is not one.
+/// If it is not one.
 pub fn prepared(text: &str) -> Result<Prepared, crate::format::FormatError> {
     crate::format::Document::parse(text.as_bytes())
 }

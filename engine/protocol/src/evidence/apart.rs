@@ -1,11 +1,12 @@
 //! Files beside a checkpoint that is whole without them: a log, an editor's file, what an evaluation adds.
 //!
-//! Owns: which open or cut files hold nothing back, and from when on; that a program which fails takes nothing from what is whole by
-//! adding to it. Does not own: what proves the rest (the parent, `names`), that they stay in the tree and out of the record (the node).
+//! Owns: which open or cut files do not delay a verdict, and from when on; that a failing program does not damage a whole checkpoint by
+//! adding to it. Does not own: the proof of the rest (the parent, `names`), that these files stay in the tree and out of the record (the
+//! node).
 //!
-//! A name that no rule knows may be needed or not. So it is passed over only where the rest is known to be whole without it: an index
-//! lists what is needed, and the rule says that nothing follows; or the rest is what the version before holds, byte for byte. A marker or
-//! a rename names nothing: of a file that was cut before it they do not say that it is no part (Orbax has data under any name).
+//! A file whose name no rule knows may be needed or not. Such a file is passed over only if the rest is known to be whole without it.
+//! Either an index lists the needed files and the rule says that nothing follows, or the rest is the version before, byte for byte. A
+//! marker or a rename lists no files: it does not prove that a file cut earlier is no part (Orbax has data under any name).
 
 use super::{Before, Case, Facts, Fate, FileFact, Finding, PARTS, Told, Verdict, below_parent};
 use crate::file::FileState;
@@ -15,7 +16,7 @@ use crate::record::Evidence;
 use crate::visibility::Content;
 use std::collections::BTreeSet;
 
-/// The verdict on one candidate at `now_ns`, and the files that it passes over: it is about the others.
+/// Returns the verdict on one candidate at `now_ns`, and the files that the verdict passes over.
 #[must_use]
 pub fn judge(
     rules: &Rules,
@@ -28,7 +29,7 @@ pub fn judge(
 }
 
 impl Case<'_> {
-    /// None where nothing lies apart, or the rest is not whole without it.
+    /// Returns none if no file lies apart, or if the rest is not whole without those files.
     fn without_apart(&self) -> Option<(Verdict, BTreeSet<RelPath>)> {
         let apart = self.apart();
         if apart.is_empty() {
@@ -43,7 +44,7 @@ impl Case<'_> {
         let lists = |evidence: Evidence| evidence == Evidence::Index && rest.is_last(evidence);
         match rest.verdict() {
             Verdict::Complete { evidence, .. } if !lists(evidence) => None,
-            // It may be closed in a moment, and is of this version then: a tokenizer after the index of the model.
+            // A file that may be closed in a moment then belongs to this version, such as a tokenizer after the index of the model.
             Verdict::Complete { detail, .. } if !rest.has_settled() && self.may_be_closed(&apart) => {
                 Some((rest.wait(&format!("{detail}; other files in there are not closed")), BTreeSet::new()))
             }
@@ -53,8 +54,9 @@ impl Case<'_> {
         }
     }
 
-    /// Nothing is lacking of what the version before holds because of closed files beside it that no rule knows, whoever wrote them and
-    /// however they ended. They may be half of something, so that they make no version that is committed.
+    /// Judges the candidate with the added files. Closed files that no rule knows take nothing from the version before that lies beside
+    /// them, whoever wrote them and however their writers ended. Because they may be half of something, a version with them is not
+    /// committed.
     fn with_added(&self) -> Verdict {
         match self.verdict() {
             Verdict::Torn { why } | Verdict::Settled { detail: why, undecided: true } if self.only_adds() => {
@@ -75,8 +77,8 @@ impl Case<'_> {
             && self.present().all(|(_, role, fact)| fact.before == Before::Same || is_added(role, fact))
     }
 
-    /// Selects the files that lie beside the rest. If a writer of the rest began a file after some of the rest was there, and left it open, the
-    /// file may be what that writer saved last, such as a data loader's state after the index: it is no log, and is not selected.
+    /// Selects the files that lie beside the rest. If a writer of the rest began a file after some of the rest existed, and left it open,
+    /// the file may be the writer's last save, such as a data loader's state after the index. Such a file is not selected.
     fn apart(&self) -> BTreeSet<RelPath> {
         let (beside, rest): (Vec<_>, Vec<_>) = self.present().partition(|found| self.is_apart(*found));
         let first_ns = rest.iter().map(|(_, _, fact)| fact.published_at_ns).min();
@@ -90,7 +92,7 @@ impl Case<'_> {
         beside.into_iter().filter(|(_, _, fact)| !follows(fact)).map(|(path, ..)| path.clone()).collect()
     }
 
-    /// Not closed by a program, of a name that no rule, no index and no version before knows.
+    /// Whether no program closed the file and no rule, no index and no version before knows its name.
     fn is_apart(&self, (path, role, fact): (&RelPath, Role, &FileFact)) -> bool {
         let unclosed = match fact.state {
             FileState::Open { .. } | FileState::Mapped => true,
@@ -100,9 +102,9 @@ impl Case<'_> {
         unclosed && role == Role::Other && fact.before == Before::Nothing && !self.is_listed(path)
     }
 
-    /// Whether a proof by index says enough of a file that a program left open when it ended with status 0. Where nothing follows an index,
-    /// what it does not list is not needed. And what people fetch of a model's parts is left to the end of its program to close
-    /// (`curl URL >shard`).
+    /// Whether a proof by index suffices for a file that a program left open when it ended with status 0. If nothing follows an index,
+    /// files that it does not list are not needed. A model's parts are often fetched by a program that leaves closing to its end (`curl URL
+    /// >shard`).
     pub(super) fn is_settled_by(&self, index: &Finding, (path, fact): (&RelPath, &FileFact)) -> bool {
         let proves = matches!(index, Finding::Proves(Evidence::Index, _));
         if !proves || self.rule().is_some_and(Rule::more_follows) {
@@ -130,7 +132,7 @@ impl Case<'_> {
         open && self.facts.told == Told::No
     }
 
-    /// Every name of the newest complete version is there, with its bytes.
+    /// Whether every name of the newest complete version is there, with its bytes.
     fn is_the_version_before(&self) -> bool {
         let same = self.present().filter(|(_, _, fact)| fact.before == Before::Same).count();
         self.facts.names_before > 0 && same == self.facts.names_before

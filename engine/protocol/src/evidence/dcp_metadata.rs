@@ -1,9 +1,10 @@
-//! The `.metadata` of torch.distributed.checkpoint, read without Python: which files it needs and how long each is.
+//! The `.metadata` of torch.distributed.checkpoint, read without Python: the files that it needs and the length of
+//! each.
 //!
 //! Owns: walking pickle opcodes for `_StorageInfo(relative_path, offset, length)`. Nothing is imported, called or
-//! built: an object is the names and values that its state sets. Does not own: the verdict (`super`).
-//! Sources: `pickletools` of CPython for the opcodes; `torch/distributed/checkpoint/filesystem.py` for `_StorageInfo`,
-//! a dataclass whose state is the dictionary of its three fields.
+//! built: an object is the names and values that its state sets. Does not own: the verdict (`super`). Sources:
+//! `pickletools` of CPython for the opcodes; `torch/distributed/checkpoint/filesystem.py` for `_StorageInfo`, a
+//! dataclass whose state is the dictionary of its three fields.
 
 use super::{Covered, IndexError};
 use crate::path::RelPath;
@@ -15,19 +16,19 @@ const MAX_MEMO: usize = 1 << 24;
 /// The longest string that is kept; longer ones cannot be a path.
 const MAX_STRING_BYTES: usize = crate::path::MAX_PATH_BYTES;
 
-/// What the walk keeps of a value.
+/// The part of a value that the walk keeps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Value<'a> {
     Mark,
     Text(&'a [u8]),
     Number(u64),
-    /// A `_StorageInfo` is found when its state is set; until then nothing else about objects matters.
+    /// Anything else. A `_StorageInfo` is found when its state is set; until then nothing about objects matters.
     Other,
     /// A dictionary with the fields of a `_StorageInfo` seen so far.
     Fields(Fields<'a>),
 }
 
-/// What the memo keeps of a value. A dictionary is memoized when it is made, and so is empty.
+/// The part of a value that the memo keeps. A dictionary is memoized when it is made, and so is empty.
 #[derive(Debug, Clone, Copy)]
 enum Slot {
     Text { at: u32, length: u16 },
@@ -36,7 +37,7 @@ enum Slot {
     Dictionary,
 }
 
-// A hostile index fills the memo with one byte a slot: what that costs is bounded here.
+// Bounds the cost of a hostile index, which fills the memo with one byte a slot.
 const _: () = assert!(size_of::<Slot>() * MAX_MEMO <= 256 << 20);
 const _: () = assert!(super::MAX_INDEX_BYTES <= u32::MAX as usize && MAX_STRING_BYTES <= u16::MAX as usize);
 
@@ -47,10 +48,10 @@ struct Fields<'a> {
     length: Option<u64>,
 }
 
-/// For each file, the end of the last extent in it: its exact size.
+/// Returns, for each file, the end of its last extent: its exact size.
 ///
 /// # Errors
-/// When the bytes are not a pickle that this reads, or it lists no file.
+/// When the bytes are not a pickle that this reader knows, or list no file.
 pub(super) fn parse(bytes: &[u8]) -> Result<Covered, IndexError> {
     let mut walk = Walk { input: bytes, at: 0, stack: Vec::new(), memo: Vec::new(), covered: Covered::new() };
     walk.run()?;
@@ -200,7 +201,7 @@ impl<'a> Walk<'a> {
         self.take(end + 1)
     }
 
-    /// A little-endian length of that many bytes.
+    /// Reads a little-endian length of `width` bytes.
     fn length(&mut self, width: usize) -> Result<usize, IndexError> {
         let at = self.at;
         let value = little_endian(self.take(width)?);
@@ -220,7 +221,7 @@ impl<'a> Walk<'a> {
         self.push(value.map_or(Value::Other, Value::Number))
     }
 
-    /// Two's complement; a negative number is no offset and no length.
+    /// Reads two's complement; a negative number is no offset and no length.
     fn signed(&mut self, width: usize) -> Result<(), IndexError> {
         let bytes = self.take(width)?;
         let negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
@@ -255,7 +256,8 @@ impl<'a> Walk<'a> {
         self.push(Value::Other)
     }
 
-    /// Memo slots are handed out in order; one far beyond is refused rather than filled up to.
+    /// Stores the top value in a memo slot. Slots are assigned in order; a slot far beyond is refused rather than
+    /// filled up to.
     fn remember(&mut self, index: usize) -> Result<(), IndexError> {
         let at = self.at;
         let top = *self.stack.last().ok_or(IndexError::Pickle { at, problem: "an empty stack" })?;
@@ -278,7 +280,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Every text is a part of the input.
+    /// Returns the place of a text, which is always a part of the input.
     fn place_of(&self, text: &[u8]) -> Slot {
         let at = text.as_ptr().addr().wrapping_sub(self.input.as_ptr().addr());
         match (u32::try_from(at), u16::try_from(text.len())) {
@@ -313,7 +315,7 @@ fn set_field<'a>(fields: &mut Fields<'a>, key: Value<'a>, value: Value<'a>) {
     }
 }
 
-/// `None` past 2^64.
+/// Returns `None` past 2^64.
 fn little_endian(bytes: &[u8]) -> Option<u64> {
     let (low, high) = bytes.split_at(bytes.len().min(8));
     if high.iter().any(|b| *b != 0) {

@@ -1,12 +1,12 @@
-//! A doubt that was recorded, against a verdict that rests on less.
+//! A recorded doubt, against a verdict that rests on less.
 //!
-//! Owns: which verdicts give way to it. Does not own: what is doubted (the parent), whether more is known by now than was then (the node).
+//! Owns: which verdicts yield to the doubt. Does not own: what is doubted (the parent), whether more is known by now (the node).
 
 use super::Verdict;
 
 impl Verdict {
-    /// Says again what a record doubted. Tier-3 keeps no writers and no states of files, so that what was read back from there would pass
-    /// for undoubted, or for whole once a flush asks.
+    /// Applies a record's doubt again. Tier-3 keeps no writers and no file states: without this, content read back from there would count
+    /// as undoubted, or as whole once a flush asks.
     #[must_use]
     pub fn in_doubt(self, recorded: &str) -> Self {
         match self {

@@ -1,7 +1,7 @@
-//! Files whose size is set before their bytes come.
+//! Files whose size is set before their bytes are written.
 //!
-//! Owns: how far the bytes of such a file are believed. Does not own: which formats are such (`tidemark-content`), what a downloader keeps
-//! beside a file that it fills (`recognise`).
+//! Owns: how far the bytes of such a file are believed. Does not own: which formats allow this (`tidemark-content`), the control file that
+//! a downloader keeps beside a file that it fills (`recognise`).
 
 use crate::visibility::Content;
 

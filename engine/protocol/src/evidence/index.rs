@@ -1,21 +1,21 @@
-//! What an index of a framework lists, whichever it is.
+//! The content of a framework's index, in one form for all frameworks.
 //!
-//! Owns: the bounds on an index, what is kept of one, the ways in which one cannot be used. Does not own: the formats (beside
-//! this file), what follows for the checkpoint (`super`).
+//! Owns: the bounds on an index, the part of it that is kept, the errors that make it unusable. Does not own: the formats
+//! (beside this file), the consequences for the checkpoint (`super`).
 //!
-//! Whoever may write to the mount writes these, and a daemon reads them: nothing of an index costs more than its bound.
+//! Any user of the mount may write an index, and the daemon reads it: no part of an index costs more than its bound.
 
 use crate::path::{PathProblem, RelPath};
 use std::collections::BTreeMap;
 
-/// The most bytes of an index that are read.
+/// Most bytes of an index that are read.
 pub const MAX_INDEX_BYTES: usize = 256 << 20;
 
-/// The most files that an index may name. A checkpoint of 100,000 ranks has a few each; an index of the size that is read, of
-/// names as short as they can be, would take gigabytes of the daemon's memory.
+/// Most files that an index may name. A checkpoint of 100,000 ranks has a few each. Without this bound, an index of the
+/// largest size with the shortest names would take gigabytes of the daemon's memory.
 pub const MAX_INDEX_FILES: usize = 1 << 20;
 
-/// What an index lists, relative to its directory, with the exact size where the index gives it.
+/// The files that an index lists, relative to its directory, each with the exact size if the index gives it.
 pub type Covered = BTreeMap<RelPath, Option<u64>>;
 
 /// Why an index cannot be used.
@@ -42,7 +42,7 @@ pub enum IndexError {
     Files,
 }
 
-/// The files that an index in JSON names; each is noted when it is read, and nothing else of the index is kept.
+/// The files that an index in JSON names; each name is kept when it is read, and nothing else of the index.
 #[derive(Debug, Default)]
 pub(super) struct NamedFiles {
     covered: Covered,

@@ -1,7 +1,7 @@
-//! Whether a candidate checkpoint is complete, on one node, and by which evidence.
+//! The verdict on a candidate checkpoint: whether it is complete, on one node, and by which evidence.
 //!
-//! Owns: the verdict, a pure function of the candidate's files, what is known of their writers, the indices, and the
-//! time. Does not own: grouping (`recognise`), the record (`record`), what follows from the verdict (`checkpoint`).
+//! Owns: the verdict, a pure function of the candidate's files, the knowledge of their writers, the indices, and the time. Does not own:
+//! grouping (`recognise`), the record (`record`), the consequences of the verdict (`checkpoint`).
 //!
 //! Trackers are not evidence: DeepSpeed's `latest` was seen before a rank's file existed.
 
@@ -36,61 +36,61 @@ use std::collections::{BTreeMap, BTreeSet};
 const FILES: &str = "torch_save";
 const OTHER_FILES: &str = "file";
 
-/// How long nothing must have happened before a checkpoint without better evidence counts as settled.
+/// Time without any event after which a checkpoint without better evidence counts as settled.
 pub const SETTLE_NS: i64 = 5_000_000_000;
-/// What is known of one file.
+/// The facts about one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileFact {
     pub state: FileState,
     pub size_bytes: u64,
     /// When the first of its last writers opened it.
     pub opened_at_ns: i64,
-    /// When the bytes last got the name: the later of the last close and the last rename. Any clock, the same as
-    /// `now_ns`.
+    /// When the bytes last got the name: the later of the last close and the last rename. Any clock, the same as `now_ns`.
     pub published_at_ns: i64,
-    /// When its last writer let go of it: no earlier than the last close, and much later where a mapping stayed.
+    /// When the last writer released the file: no earlier than the last close, and much later if a mapping stayed.
     pub closed_at_ns: i64,
-    /// rename(2) vouches for the bytes.
+    /// Whether a rename(2) vouches for the bytes.
     pub vouched: bool,
-    /// What its format says of its bytes.
+    /// The verdict of the file's format on its bytes.
     pub content: Content,
-    /// Why, in a sentence; empty where nobody asked.
+    /// The reason for `content` in a sentence; empty if the content was not read.
     pub content_reason: String,
-    /// The last committed version of the checkpoint holds these bytes under this name.
+    /// Whether the last committed version of the checkpoint holds these bytes under this name.
     pub committed: bool,
-    /// Compares these bytes with those that the newest complete version holds under this name.
+    /// Comparison of these bytes with those that the newest complete version holds under this name.
     pub before: Before,
-    /// It was cut, and what keeps just these bytes in Tier-3 is doubted: whoever recorded that knew of no writer that was killed.
+    /// Whether the file was cut and a record in Tier-3 of exactly these bytes expresses doubt: its author knew of no writer that was
+    /// killed.
     pub doubted: bool,
     /// The processes that had it open for writing since it was last sealed.
     pub writers: Vec<Writer>,
 }
 
 impl FileFact {
-    /// The file was cut, and neither a rename nor its own structure says that it is whole.
+    /// Whether the file was cut, and neither a rename nor its own structure proves it whole.
     fn is_cut(&self) -> bool {
         self.state == FileState::Cut && !self.vouched && self.content != Content::Whole
     }
 
-    /// All who wrote it are known to have ended with status 0.
+    /// Whether all writers are known to have ended with status 0.
     fn ended_well(&self) -> bool {
         !self.writers.is_empty() && self.writers.iter().all(|writer| writer.fate == Fate::Exited)
     }
 
-    /// A cut file: nobody who wrote it failed or was killed, as far as is known now or was when it was recorded.
+    /// Whether no writer of a cut file failed or was killed, as far as is known now or was when the doubt was recorded.
     fn was_left_well(&self) -> bool {
         let knows_better = |writer: &Writer| !matches!(writer.fate, Fate::Exited | Fate::Gone);
         self.ended_well() || self.doubted && !self.writers.iter().any(knows_better)
     }
 }
 
-/// Whether somebody vouches for the checkpoint.
+/// Whether a person vouches for the checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Told {
     #[default]
     No,
-    /// `ckptctl flush --wait`: what has a marker, an index or a count still waits for it; only what has fewer files
-    /// than the version before waits for the settle time.
+    /// `ckptctl flush --wait`. A checkpoint with a marker, an index or a count still waits for it; one with fewer files than the version
+    /// before waits only for the settle time.
     Flush,
     /// `ckptctl commit` or the attribute: complete as it is, once closed.
     Commit,
@@ -100,23 +100,23 @@ pub enum Told {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct History {
     pub framework: String,
-    /// Its names with steps masked, as [`masked_names`] gives them.
+    /// The version's names with steps masked, as [`masked_names`] returns them.
     pub names: BTreeSet<String>,
     pub world_size: Option<u64>,
-    /// The processes that wrote it.
+    /// The processes that wrote the version.
     pub processes: BTreeSet<(u32, u64)>,
     pub session: String,
 }
 
-/// The nearest older checkpoint of the same run and rule, whole or not, where it has more files: this one may still lack some.
+/// The nearest older checkpoint of the same run and rule, whole or not, if it has more files: this one may still lack some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Older {
     pub files: usize,
-    /// How many of them are of those that every rank writes one of.
+    /// Number of those files that every rank writes one of.
     pub ranks: usize,
 }
 
-/// What a verdict rests on.
+/// The facts on which a verdict rests.
 #[derive(Debug, Clone)]
 pub struct Facts<'a> {
     pub files: &'a BTreeMap<RelPath, FileFact>,
@@ -127,40 +127,40 @@ pub struct Facts<'a> {
     pub older: Option<Older>,
     /// Every writer of this version has begun a later one.
     pub succeeded: bool,
-    /// Names that the last committed version of this checkpoint had, and that its job took away since.
+    /// Names that the last committed version of this checkpoint had, and that its job has removed since.
     pub removed: &'a BTreeSet<RelPath>,
-    /// How many names the newest complete version has; 0 without one.
+    /// Number of names in the newest complete version; 0 without one.
     pub names_before: usize,
-    /// When the checkpoint's directory got its name by rename; `None` where it was made under it, or is no directory.
+    /// When the checkpoint's directory got its name by rename; `None` if it was made under this name, or is no directory.
     pub renamed_at_ns: Option<i64>,
-    /// How long nothing must have happened; [`SETTLE_NS`] unless configured.
+    /// Time for which nothing must have happened; [`SETTLE_NS`] unless configured.
     pub settle_ns: i64,
 }
 
-/// Whether a checkpoint is complete. Each says why, for people.
+/// Whether a checkpoint is complete. Each verdict gives its reason for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// All of it is there.
+    /// All files are there.
     Complete { evidence: Evidence, detail: String },
-    /// Nothing happens any more, and nothing proves that all of it is there: a provisional record, never a commit.
-    /// `undecided`: something speaks against it.
+    /// Nothing happens any more, but nothing proves that all files are there: the record is provisional, and never committed.
+    /// `undecided`: something speaks against the checkpoint.
     Settled { detail: String, undecided: bool },
-    /// Ask again when something happens, or at `again_at_ns` when only time is missing.
+    /// Judge again after the next event, or at `again_at_ns` if only time is missing.
     Open { why: String, again_at_ns: Option<i64> },
-    /// This index is closed and has to be read first.
+    /// An index is closed and has to be read first.
     ReadIndex { path: RelPath, kind: IndexKind },
-    /// Files are known to be missing. Where nobody is left to bring them, it is kept as it is from `kept_at_ns` on, without a
-    /// commit. `undecided`: then nobody knows how who wrote it ended.
+    /// Files are known to be missing. If no writer is left to bring them, the checkpoint is kept as it is from `kept_at_ns` on, without a
+    /// commit. `undecided`: it is not known how its writers ended.
     Incomplete { missing: Vec<String>, why: String, kept_at_ns: Option<i64>, undecided: bool },
-    /// It can never be complete: a writer was killed or failed while files are missing, or while it had one open.
+    /// The checkpoint can never be complete: a writer was killed or failed while files were missing, or while it had a file open.
     Torn { why: String },
-    /// A file contradicts its own format: never committed, whatever else is proven. What no trainer wrote is kept as it is from
-    /// `kept_at_ns` on.
+    /// A file contradicts its own format: never committed, whatever else is proven. If no trainer wrote the checkpoint, it is kept as it
+    /// is from `kept_at_ns` on.
     Broken { why: String, kept_at_ns: Option<i64> },
 }
 
 impl Verdict {
-    /// Whether something speaks against what is kept without a commit.
+    /// Whether something speaks against a checkpoint that is kept without a commit.
     #[must_use]
     pub fn is_doubt(&self) -> bool {
         match self {
@@ -170,7 +170,7 @@ impl Verdict {
         }
     }
 
-    /// From when on what is there is kept without a commit, and why.
+    /// Returns the time from which on the files are kept without a commit, and why.
     #[must_use]
     pub fn kept_from(&self) -> Option<(i64, &str)> {
         match self {
@@ -183,13 +183,13 @@ impl Verdict {
     }
 }
 
-/// The verdict on one candidate at `now_ns`.
+/// Returns the verdict on one candidate at `now_ns`.
 #[must_use]
 pub fn complete(rules: &Rules, candidate: &Candidate, facts: &Facts<'_>, now_ns: i64) -> Verdict {
     judge(rules, candidate, facts, now_ns).0
 }
 
-/// The names of a version relative to its run, with the digits of steps masked, to compare versions of one job.
+/// Returns the names of a version relative to its run, with the digits of steps masked, to compare versions of one job.
 #[must_use]
 pub fn masked_names<'a>(
     candidate: &Candidate,
@@ -209,7 +209,7 @@ pub fn masked_names<'a>(
     paths.into_iter().map(mask).collect()
 }
 
-/// What one kind of evidence says.
+/// The finding of one kind of evidence.
 enum Finding {
     /// The rule has no such evidence.
     Silent,
@@ -243,20 +243,20 @@ impl Case<'_> {
             Finding::Read(path, kind) => return Verdict::ReadIndex { path, kind },
             other => other,
         };
-        // The writer of a cut file never called it whole, so that its bytes need not say more.
+        // The writer of a cut file never declared it whole; its bytes need not prove more.
         if let Some(torn) = self.cut(&index) {
             return torn;
         }
         if let Some(broken) = self.broken() {
             return broken;
         }
-        // Nothing is complete without these, whatever else proves.
+        // Without these nothing is complete, whatever else is proven.
         let needed = [self.in_flight(), index, self.marker(), self.each_rank()];
         if let Some(missing) = needed.iter().find_map(Finding::missing) {
             return self.unproven(Some(missing));
         }
         let [_, index, marker, each_rank] = needed;
-        // A proof that all names are there says nothing about the bytes of one.
+        // A proof that all names exist proves nothing about the bytes of a file.
         let left_open = self.left_open(&index);
         let mut unproven = None;
         for finding in [self.renamed(), marker, index, self.rank_markers(), each_rank, self.count()] {
@@ -274,7 +274,7 @@ impl Case<'_> {
         }
     }
 
-    /// Nothing proves that all is there, and something may say what is not.
+    /// Judges a checkpoint that nothing proves to be whole; `missing`: what it is known to lack.
     fn unproven(&self, missing: Option<(Vec<String>, String)>) -> Verdict {
         if self.facts.told == Told::Commit {
             return Verdict::Complete { evidence: Evidence::Told, detail: "an administrator said so".into() };
@@ -285,7 +285,7 @@ impl Case<'_> {
         }
     }
 
-    /// A program that ended with status 0 while it had a file open may have been in the middle of it: another thread may have written.
+    /// Doubts a file that a program still had open when it ended with status 0: another thread may have been writing it.
     fn left_open(&self, index: &Finding) -> Option<Verdict> {
         let mut cut = self.cut_files(index).into_iter().filter(|_| self.facts.told != Told::Commit);
         let (path, _) = cut.find(|found| !self.is_settled_by(index, *found))?;
@@ -295,12 +295,12 @@ impl Case<'_> {
         Some(self.doubt(detail))
     }
 
-    /// Something speaks against it, and nobody can say more.
+    /// Gives the verdict when something speaks against the checkpoint and no more is known.
     fn doubt(&self, detail: String) -> Verdict {
         if self.quiet() { Verdict::Settled { detail, undecided: true } } else { self.wait(&detail) }
     }
 
-    /// Names are known to be missing.
+    /// Judges a checkpoint whose names are known to be missing in part.
     fn lacking(&self, missing: Vec<String>, why: String) -> Verdict {
         let ends = self.ends();
         let standing = visibility::standing(Seen {
@@ -349,14 +349,14 @@ impl Case<'_> {
         Ends::Well
     }
 
-    /// A launcher gave one of its writers a rank, or one wrote the version before.
+    /// Whether a launcher gave a rank to a writer, or a writer wrote the version before, too.
     fn is_of_a_trainer(&self) -> bool {
         let before = self.facts.history.map(|history| &history.processes);
         let wrote_before = |writer: &Writer| before.is_some_and(|before| before.contains(&writer.process));
         self.writers().any(|writer| writer.rank.is_some() || wrote_before(writer))
     }
 
-    /// Of a model's parts, which people copy about: `cp -a` ends with 1 where it could not keep an attribute.
+    /// Whether a copy of a model's parts failed: `cp -a` ends with 1 if it could not keep an attribute.
     fn is_a_copy_that_failed(&self) -> bool {
         let killed = self.writers().any(|writer| writer.fate == Fate::Killed);
         matches!(self.ends(), Ends::Failed { .. })
@@ -373,12 +373,12 @@ impl Case<'_> {
         })
     }
 
-    /// Evidence that names every file needs no time where the rule says that nothing follows; elsewhere the settle
-    /// time keeps files that follow (an optimizer's state after the index of the model) in the same version.
+    /// Judges proven evidence. If the evidence names every file and the rule says that nothing follows, no time is needed. Otherwise the
+    /// settle time keeps later files (an optimizer's state after the index of the model) in the same version.
     fn proven(&self, evidence: Evidence, detail: String) -> Verdict {
-        // That every rank wrote says nothing of what follows it, such as objects that a user registered with Accelerate.
+        // A count of ranks proves nothing about later files, such as objects that a user registered with Accelerate.
         let counted = evidence == Evidence::Count && self.rule().is_some_and(Rule::more_follows);
-        // Another number of ranks writes another number of files.
+        // A job with another number of ranks writes another number of files.
         let ranks = self.candidate.ranks();
         let older = self.facts.older.filter(|older| ranks > 0 && older.ranks == ranks);
         if let Some(fewer) = self.fewer_than(older).filter(|_| counted) {
@@ -395,7 +395,7 @@ impl Case<'_> {
         self.wait(&format!("{detail}; waiting for the settle time, in case more follows"))
     }
 
-    /// Nothing follows such evidence.
+    /// Whether nothing follows such evidence.
     fn is_last(&self, evidence: Evidence) -> bool {
         let last = match evidence {
             Evidence::Marker => true,
@@ -406,14 +406,14 @@ impl Case<'_> {
         last && !self.rule().is_some_and(Rule::more_follows)
     }
 
-    /// No rule proves anything: what the session's past, its size, people and time say.
+    /// Judges a checkpoint that no rule proves: by the session's history, its size, the administrator and time.
     fn without_proof(&self) -> Verdict {
         if self.facts.succeeded {
             let detail = "every writer has begun a later checkpoint".into();
             return Verdict::Complete { evidence: Evidence::Succeeded, detail };
         }
-        // An exception closes a file on its way out: of bytes that do not say whether they are whole only the end of the
-        // process tells, moments later. A signal that ends it closes nothing: what was closed then the program had closed.
+        // An exception closes files on its way out. If the bytes do not prove themselves whole, only the end of the process shows this,
+        // moments later. A killing signal closes nothing: whatever was closed by then, the program had closed.
         let untold = self.stands_alone() && self.present().any(|(_, _, fact)| fact.content != Content::Whole);
         let failed = self.failed_early().filter(|writer| untold && writer.fate == Fate::Failed);
         if let Some(writer) = failed {
@@ -428,13 +428,13 @@ impl Case<'_> {
             return Verdict::Complete { evidence: Evidence::History, detail };
         }
         let alone = self.one_process();
-        // A file by itself is whole when it was closed, and so is what its only process marked as done; of any other
-        // directory nobody knows what was to come.
+        // A file by itself is whole once closed, and so is a checkpoint that its only process marked as done. For any other directory it
+        // is unknown what was still to come.
         let whole = self.stands_alone() || alone && self.is_marked();
         if let Some(writer) = self.failed_early().filter(|_| !whole) {
             let process = writer.process.0;
             let why = format!("process {process}, which wrote it, failed before the settle time had passed");
-            // Its job may have given it a name before, and then it was whole.
+            // The job may have renamed the directory before the failure; then it was whole.
             return match self.renamed_at_ns() {
                 Some(_) => self.doubt(format!("{why}, and it was renamed since")),
                 None => Verdict::Torn { why },
@@ -460,7 +460,7 @@ impl Case<'_> {
         }
     }
 
-    /// That there are fewer files than in `older` or in the version before, where nothing says that it is meant so.
+    /// Returns in words that there are fewer files than in `older` or in the version before, unless this is known to be intended.
     fn fewer_than(&self, older: Option<Older>) -> Option<String> {
         if self.facts.told == Told::Commit || self.facts.succeeded {
             return None;
@@ -473,7 +473,7 @@ impl Case<'_> {
         (here < before).then(|| format!("{here} files, and the version before has {before}"))
     }
 
-    /// A writer that was killed or failed before the settle time had passed.
+    /// Returns a writer that was killed or failed before the settle time had passed.
     fn failed_early(&self) -> Option<&Writer> {
         self.first_early(self.writers())
     }
@@ -483,7 +483,7 @@ impl Case<'_> {
         writers.find(|writer| writer.failed_before(quiet_at_ns))
     }
 
-    /// The file that the saving process writes last is there, and was.
+    /// Whether the file that the saving process writes last exists and was written last.
     fn is_marked(&self) -> bool {
         let last = self.present().max_by_key(|(_, role, fact)| (fact.published_at_ns, *role == Role::Marker));
         last.is_some_and(|(_, role, _)| role == Role::Marker)
@@ -503,7 +503,7 @@ impl Case<'_> {
         self.now_ns >= self.quiet_at_ns()
     }
 
-    /// Nothing more comes, as far as time tells: a file in flight that nobody is left to finish stays so.
+    /// Whether nothing more comes, as far as time shows: a file in flight without a live writer stays in flight.
     fn is_over(&self) -> bool {
         let finish = || self.writers().any(|writer| writer.fate == Fate::Alive);
         self.has_settled() && (self.candidate.temporaries.is_empty() || !finish())
@@ -518,13 +518,13 @@ impl Case<'_> {
             .filter_map(|(path, role)| self.facts.files.get(path).map(|fact| (path, *role, fact)))
     }
 
-    /// Who wrote what is there. What was committed before is whole, whoever wrote it.
+    /// Returns the writers of the present files. Committed files are whole, whoever wrote them, and are left out.
     fn writers(&self) -> impl Iterator<Item = &Writer> {
         let fresh = self.present().filter(|(_, _, fact)| !fact.committed);
         fresh.flat_map(|(_, _, fact)| &fact.writers)
     }
 
-    /// Every file must be closed, whatever else is known.
+    /// Returns a verdict unless every file is closed, which is required in any case.
     fn unfinished(&self) -> Option<Verdict> {
         let open = |why: String| Some(Verdict::Open { why, again_at_ns: None });
         if self.candidate.files.is_empty() {
@@ -545,7 +545,7 @@ impl Case<'_> {
         None
     }
 
-    /// The files that were cut, and that neither rename, nor an index, nor their own structure says to be whole.
+    /// Returns the cut files that neither a rename, nor an index, nor their own structure proves whole.
     fn cut_files(&self, index: &Finding) -> Vec<(&RelPath, &FileFact)> {
         let proven = matches!(index, Finding::Proves(..));
         let exact =
@@ -554,8 +554,8 @@ impl Case<'_> {
         present.filter(|(path, fact)| fact.is_cut() && !exact(path, fact)).collect()
     }
 
-    /// A cut file is torn, unless all who wrote it are known to have ended with status 0: many a program leaves it to its end to close
-    /// what it wrote.
+    /// Returns torn for a cut file, unless all its writers are known to have ended with status 0: many programs leave closing to their
+    /// end.
     fn cut(&self, index: &Finding) -> Option<Verdict> {
         let (path, fact) = self.cut_files(index).into_iter().find(|(_, fact)| !fact.was_left_well())?;
         if fact.writers.iter().any(|writer| writer.fate == Fate::Ended) {
@@ -576,7 +576,7 @@ impl Case<'_> {
         self.rules.rule(&self.candidate.framework)
     }
 
-    /// The directory's name says that it is not done, or something beside it or beside one of its files does.
+    /// Reports a directory whose name, or a file beside it or beside one of its files, says that it is not done.
     fn in_flight(&self) -> Finding {
         let name = self.candidate.id.directory.as_bytes();
         if self.rule().is_some_and(|rule| rule.is_in_flight(name)) {
@@ -592,16 +592,16 @@ impl Case<'_> {
         }
     }
 
-    /// When the directory got its name, where that was after all that is in it was there.
+    /// Returns when the directory got its name, if all its files existed before.
     fn renamed_at_ns(&self) -> Option<i64> {
         let is_renamed = |_: &i64| self.rule().is_some_and(Rule::is_renamed_when_done);
         let renamed_at_ns = self.facts.renamed_at_ns.filter(is_renamed)?;
-        // Where something else changed it, others say what that proves.
+        // If something changed the directory later, other evidence has to prove it.
         self.present().all(|(_, _, fact)| fact.published_at_ns <= renamed_at_ns).then_some(renamed_at_ns)
     }
 
-    /// The directory got its name after all that is in it was there, and nobody who wrote it had failed by then: who moves what a
-    /// killed job left does not know more of it.
+    /// Finds a proof in the rename of the directory, if all its files existed before and no writer had failed by then. A rename of what a
+    /// killed job left proves nothing.
     fn renamed(&self) -> Finding {
         let Some(renamed_at_ns) = self.renamed_at_ns() else { return Finding::Silent };
         let before = |writer: &&Writer| writer.failed_at_ns.is_none_or(|at_ns| at_ns < renamed_at_ns);
@@ -615,7 +615,7 @@ impl Case<'_> {
 
     fn marker(&self) -> Finding {
         let Some(by) = self.rule().and_then(Rule::marker_by) else { return Finding::Silent };
-        // There may be one for each item: the last one counts.
+        // Each item may have its own marker: the last one counts.
         let markers = self.present().filter(|(_, role, _)| *role == Role::Marker);
         let Some((path, _, marker)) = markers.max_by_key(|(_, _, fact)| fact.published_at_ns) else {
             return Finding::Missing(vec!["the marker".into()], "its marker is missing".into());
@@ -623,7 +623,7 @@ impl Case<'_> {
         if by == MarkerBy::OneRank {
             return Finding::Silent;
         }
-        // An index has an order of its own.
+        // An index is exempt: its order is checked elsewhere.
         let follows = |role| !matches!(role, Role::Marker | Role::Index(_));
         let later = self
             .present()
@@ -657,7 +657,8 @@ impl Case<'_> {
         })
     }
 
-    /// A file by itself, of which no other rank writes a part: its name carries no rank, or a number that no rank of its job has.
+    /// Whether the checkpoint is a file of which no other rank writes a part: its name carries no rank, or a number that no rank of its
+    /// job has.
     fn stands_alone(&self) -> bool {
         match self.candidate.shape {
             Shape::Single => true,
@@ -666,7 +667,8 @@ impl Case<'_> {
         }
     }
 
-    /// Whether one process wrote all of it, and no other process of the job has a part to write: the job has no other, or it is one file.
+    /// Whether one process wrote everything, and no other process of the job has a part to write: either the job has no other process, or
+    /// the checkpoint is one file.
     fn one_process(&self) -> bool {
         let one_file = self.stands_alone();
         let mut processes = BTreeSet::new();
@@ -681,7 +683,7 @@ impl Case<'_> {
     }
 }
 
-/// `path` relative to the directory that `index` lies in.
+/// Returns `path` relative to the directory that `index` lies in.
 fn below_parent(index: &RelPath, path: &RelPath) -> Option<RelPath> {
     index.parent().map_or_else(|| Some(path.clone()), |directory| path.below(&directory))
 }

@@ -1,6 +1,6 @@
-//! What the names of a checkpoint's files prove, and which of them are missing: indices, parts that say how many they are, ranks.
+//! Findings from the names of a checkpoint's files: indices, parts that carry their total, ranks; and the names that are missing.
 //!
-//! Owns: these findings. Does not own: what follows from them (the parent), reading an index (`index`).
+//! Owns: these findings. Does not own: their consequences (the parent), reading an index (`index`).
 
 use super::{Before, Case, Covered, Ends, FileFact, Finding};
 use crate::path::RelPath;
@@ -10,8 +10,8 @@ use crate::visibility::Content;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Case<'_> {
-    /// Every index lists only files that are there, published before it where anybody may go on, of the size it says; and every
-    /// shard lies under an index.
+    /// Judges the indices. An index proves the checkpoint if all files that it lists exist with the size that it gives, and every
+    /// shard is listed by an index. If a program may go on, the listed files must also be older than their index.
     pub(super) fn index(&self) -> Finding {
         let indices: Vec<_> = self.present().filter(|(_, role, _)| matches!(role, Role::Index(_))).collect();
         if indices.is_empty() {
@@ -24,14 +24,14 @@ impl Case<'_> {
             let by_rank = self.candidate.files.values().any(|role| matches!(role, Role::RankMarker { .. }));
             return dcp.filter(|_| !by_rank).map_or(Finding::Silent, without);
         }
-        // A job writes its index last, and one that goes on may be about to write it anew. A copy has any order.
+        // A job writes its index last, and a job that goes on may be about to rewrite it. A copy has any order.
         let copied = self.is_over() && (self.ends() == Ends::Well || self.is_a_copy_that_failed());
         let mut listed = BTreeSet::new();
         let dcp = indices.iter().any(|(_, role, _)| *role == Role::Index(IndexKind::Dcp));
         for (index, role, fact) in &indices {
             let Role::Index(kind) = role else { continue };
             let Some(covered) = self.facts.indices.get(*index) else {
-                // Only sealed bytes are read, and nobody seals bytes that a program left unclosed which did not end well.
+                // Only sealed bytes are read. Bytes that a program left unclosed are sealed only if the program ended well.
                 if fact.is_cut() && !fact.was_left_well() {
                     let why = format!("{index} was not closed by the program that wrote it");
                     return Finding::Missing(Vec::new(), why);
@@ -68,13 +68,13 @@ impl Case<'_> {
             }
             let all_missing = !missing.is_empty() && missing.len() == covered.len();
             let taken = removed == covered.len();
-            // The committed version has this index, and lacks all of them, too.
+            // The committed version has this index, too, and lacks all of its files.
             let lacked = fact.committed && removed == 0;
             if all_missing
                 && (taken && self.ends() == Ends::Well
                     || (taken || lacked) && self.is_replaced(fact, covered))
             {
-                // Left over from a version before.
+                // The index is left over from a version before.
                 continue;
             }
             if !missing.is_empty() {
@@ -89,13 +89,13 @@ impl Case<'_> {
         let published = self.present().filter(|(path, ..)| listed.contains(*path));
         let first_ns = published.map(|(_, _, fact)| fact.published_at_ns).min();
         let stray = self.present().find(|(path, role, fact)| {
-            // What more ranks left of an older save into the same directory.
+            // Files of further ranks that an older save left in the same directory.
             let left = first_ns.is_some_and(|first_ns| fact.published_at_ns < first_ns)
                 || dcp && path.name().ends_with(b".distcp");
             is_of_one_rank(*role, size) && !listed.contains(*path) && !left
         });
         match stray {
-            // State of other ranks that no index speaks of: count decides.
+            // State of other ranks that no index lists: the count decides.
             Some(_) => Finding::Silent,
             None => {
                 Finding::Proves(Evidence::Index, format!("{} lists {} files", indices[0].0, listed.len()))
@@ -103,8 +103,8 @@ impl Case<'_> {
         }
     }
 
-    /// A file of the format that an index lists was written after it, and its content proves it whole: a model in one file, over its
-    /// shards. Whoever wrote it may live on.
+    /// Whether a file of the format that an index lists was written after the index, and its content proves it whole: a model in one
+    /// file, over its shards. The writer of that file may live on.
     fn is_replaced(&self, index: &FileFact, covered: &Covered) -> bool {
         let ending = |name: &RelPath| name.name().rsplit(|byte| *byte == b'.').next().map(<[u8]>::to_vec);
         let format = covered.keys().next().and_then(ending);
@@ -116,7 +116,7 @@ impl Case<'_> {
         })
     }
 
-    /// The index lies directly in the checkpoint's directory and is DCP's, which comes after all ranks reported.
+    /// Whether an index lies directly in the checkpoint's directory and is DCP's, which comes after all ranks reported.
     pub(super) fn index_lies_on_top(&self) -> bool {
         let directory = self.candidate.id.directory.as_bytes();
         self.candidate.files.iter().any(|(path, role)| {
@@ -140,11 +140,11 @@ impl Case<'_> {
         }
     }
 
-    /// `-of-NNNNN` in names, or the ranks of WORLD_SIZE.
+    /// Counts `-of-NNNNN` in names, or the ranks of WORLD_SIZE.
     pub(super) fn count(&self) -> Finding {
         let mut families: BTreeMap<(Vec<u8>, u64), BTreeSet<u64>> = BTreeMap::new();
-        // A data set or pictures that lie with the state may be there in part. A file by itself is no part of anything here: each of
-        // them is a checkpoint of its own.
+        // A data set or pictures beside the state may be there in part. A file by itself is no part of anything here: each such file
+        // is a checkpoint of its own.
         let rule = self.rule();
         let has_parts = self.candidate.shape != Shape::Single;
         let is_state = |path: &RelPath, role: Role| {
@@ -192,7 +192,7 @@ impl Case<'_> {
                 self.add(family, number - first, path);
             }
         }
-        // Numbers that no rank has are no ranks.
+        // Numbers beyond the job's ranks are no ranks.
         families.retain(|_, ranks| ranks.range(..size).next().is_some());
         // Ranks of a tensor-parallel group write fewer files than the job has ranks: full families decide.
         let mut full = families.values().filter(|ranks| is_full(ranks, size)).peekable();
@@ -205,7 +205,7 @@ impl Case<'_> {
         }
     }
 
-    /// Of each kind of file that every rank writes, as many as the job has ranks.
+    /// Checks that each kind of file that every rank writes exists as often as the job has ranks.
     pub(super) fn each_rank(&self) -> Finding {
         let Some(size) = self.world_size().filter(|size| *size > 1) else { return Finding::Silent };
         let mut families: BTreeMap<Vec<u8>, Vec<(u64, Before)>> = BTreeMap::new();
@@ -220,7 +220,7 @@ impl Case<'_> {
                 return self.of_this_save(files, size, format!("all {size} ranks wrote their {name}"));
             }
             let distinct: BTreeSet<_> = files.iter().map(|(rank, _)| *rank).collect();
-            // Where a name carries two ranks, one alone does not say who is missing.
+            // If a name carries two ranks, one rank alone does not tell which file is missing.
             let missing = if distinct.len() == files.len() {
                 named((0..size).filter(|rank| !distinct.contains(rank)))
             } else {
@@ -230,14 +230,14 @@ impl Case<'_> {
         }))
     }
 
-    /// The file has the number after that of the rank that wrote it: `shard_1.pt` is rank 0's.
+    /// Whether the file's number is one more than the rank that wrote it: `shard_1.pt` is rank 0's.
     fn counts_from_one(&self, number: u64, path: &RelPath) -> bool {
         let ranks = self.facts.files.get(path).into_iter().flat_map(|fact| &fact.writers);
         let mut ranks = ranks.map(|writer| writer.rank).peekable();
         ranks.peek().is_some() && ranks.all(|rank| rank.and_then(|rank| rank.checked_add(1)) == Some(number))
     }
 
-    /// Whether a file is one rank's, by its name and by who wrote it.
+    /// Whether a file is one rank's, by its name and its writers.
     pub(super) fn is_one_ranks(&self, path: &RelPath, role: Role) -> bool {
         let size = self.world_size();
         let is_after_its_writer = |number| self.counts_from_one(number, path);
@@ -260,19 +260,19 @@ impl Case<'_> {
     }
 }
 
-/// The ranks of a family. Of a rank that has several files, one that it has not written anew counts.
+/// The ranks of a family. If a rank has several files, a file that this save has not written counts.
 type Ranks = BTreeMap<u64, Before>;
 
 fn is_full(present: &Ranks, size: u64) -> bool {
     u64::try_from(present.range(..size).count()).is_ok_and(|here| here == size)
 }
 
-/// Whether a file is one rank's, of as many ranks as the job has: `lora_rank8.pt` is no rank's of two.
+/// Whether a file is one rank's, given the job's number of ranks: `lora_rank8.pt` is no rank's of two.
 fn is_of_one_rank(role: Role, size: Option<u64>) -> bool {
     role.rank().is_some_and(|rank| size.is_none_or(|size| rank < size))
 }
 
-/// The first that lacks something, or else the first that proves.
+/// Returns the first finding that lacks something, or else the first that proves.
 fn all_of(findings: impl Iterator<Item = Finding>) -> Finding {
     let mut found = Finding::Silent;
     for finding in findings {
@@ -285,15 +285,15 @@ fn all_of(findings: impl Iterator<Item = Finding>) -> Finding {
     found
 }
 
-/// The most missing names that a verdict carries.
+/// Most missing names that a verdict carries.
 const MAX_NAMED: usize = 16;
 
-/// The first of these ranks, for people.
+/// Names the first of these ranks for people.
 pub(super) fn named(ranks: impl Iterator<Item = u64>) -> Vec<String> {
     ranks.take(MAX_NAMED).map(|rank| format!("rank {rank}")).collect()
 }
 
-/// The first parts that a family lacks: some count from 0, and others from 1.
+/// Returns the first parts that a family lacks: some families count from 0, and others from 1.
 fn missing_parts(present: &BTreeSet<u64>, of: u64) -> Vec<String> {
     let lacks = |from: u64| (from..from.saturating_add(of)).filter(|part| !present.contains(part));
     if lacks(0).next().is_none() || lacks(1).next().is_none() {
@@ -302,7 +302,7 @@ fn missing_parts(present: &BTreeSet<u64>, of: u64) -> Vec<String> {
     lacks(u64::from(!present.contains(&0))).take(MAX_NAMED).map(|part| part.to_string()).collect()
 }
 
-/// `<stem>-00002-of-00004.<extension>`: the stem, 2 and 4. The stem may be empty, or end in another character.
+/// Splits `<stem>-00002-of-00004.<extension>` into the stem, 2 and 4. The stem may be empty, or end in another character.
 fn part_of(path: &RelPath) -> Option<(Vec<u8>, u64, u64)> {
     const DIGITS: usize = 5;
     let text = std::str::from_utf8(path.as_bytes()).ok()?;

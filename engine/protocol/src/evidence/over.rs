@@ -1,10 +1,10 @@
-//! Saves over a version that is whole: all names are there from the start, so that names alone prove nothing.
+//! Saves over a version that is whole: all names exist from the start, so that names alone prove nothing.
 //!
-//! Owns: how much of a family of rank files is of this save, and whether its job is known to have left the rest as it was. Does not
-//! own: which files are such a family (`names`), what follows (the parent).
+//! Owns: how much of a family of rank files belongs to this save, and whether its job is known to have left the rest as it was. Does not
+//! own: which files are such a family (`names`), the consequences (the parent).
 //!
-//! A rank file that the version before holds counts as missing where others of its family were written since. Who wrote that version
-//! has to write the rest: where one of them was killed, the save is torn; where all of them ended well, they left it on purpose.
+//! A rank file that equals the version before counts as missing if other files of its family were written since. The processes that wrote
+//! that version have to write the rest. If one of them was killed, the save is torn; if all of them ended well, they left it on purpose.
 
 use super::names::named;
 use super::{Case, Fate, FileFact, Finding, Writer};
@@ -12,30 +12,30 @@ use crate::path::RelPath;
 use crate::record::Evidence;
 use std::collections::BTreeSet;
 
-/// Compares a file with the version before, which is the newest that was complete, in Tier-3 already or not.
+/// The relation of a file to the version before, which is the newest complete one, in Tier-3 already or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Before {
     /// The version before has no such name.
     #[default]
     Nothing,
-    /// Other bytes: this save wrote over them.
+    /// Other bytes: this save wrote over the file.
     Other,
-    /// The same bytes: this save has not written them.
+    /// The same bytes: this save has not written the file.
     Same,
 }
 
-/// How much of a family of rank files is of this save.
+/// The part of a family of rank files that belongs to this save.
 #[derive(Debug, PartialEq, Eq)]
 enum Saved {
     All,
-    /// All but what these ranks have to write.
+    /// All but the files that these ranks still have to write.
     Part(Vec<u64>),
-    /// The save wrote over other files of the checkpoint only.
+    /// None: the save wrote over other files of the checkpoint only.
     Nothing,
 }
 
-/// `family`: the files by their ranks, at least as many as the job has ranks, which are `size`. `over`: the save wrote over some file of
-/// the checkpoint. Files that an older and larger job left beside those of all ranks count for nothing.
+/// Returns how much of `family` this save wrote. `family`: the files by their ranks, at least as many as the job has ranks (`size`).
+/// `over`: the save wrote over some file of the checkpoint. Files that an older and larger job left beside those of all ranks do not count.
 fn saved(family: &[(u64, Before)], size: u64, over: bool) -> Saved {
     let old: Vec<u64> =
         family.iter().filter(|(_, before)| *before == Before::Same).map(|(rank, _)| *rank).collect();
@@ -56,7 +56,7 @@ impl Case<'_> {
         self.facts.files.get(path).map_or(Before::Nothing, |fact| fact.before)
     }
 
-    /// The finding about a family of rank files of which all names are there.
+    /// Returns the finding about a family of rank files all of whose names exist.
     pub(super) fn of_this_save(&self, family: &[(u64, Before)], size: u64, detail: String) -> Finding {
         let over = self.present().any(|(_, _, fact)| fact.before == Before::Other);
         match saved(family, size, over) {
@@ -67,7 +67,7 @@ impl Case<'_> {
             }
             Saved::Part(old) => {
                 let distinct: BTreeSet<_> = family.iter().map(|(rank, _)| rank).collect();
-                // Where a name carries two ranks, one alone does not say who is missing.
+                // If a name carries two ranks, one rank alone does not tell which file is missing.
                 let missing =
                     if distinct.len() == family.len() { named(old.iter().copied()) } else { Vec::new() };
                 let new = family.len() - old.len();
@@ -76,7 +76,7 @@ impl Case<'_> {
                     format!("only {new} of {size} ranks have saved over the version before"),
                 )
             }
-            // The family may be left over from a job that wrote more. Where a writer failed, its files may as well have been still to come.
+            // The family may be left over from a job that wrote more. If a writer failed, its files may have been still to come.
             Saved::Nothing if self.failed_early().is_some() => Finding::Missing(
                 Vec::new(),
                 format!("none of {size} ranks has saved over all of the version before"),
@@ -85,7 +85,7 @@ impl Case<'_> {
         }
     }
 
-    /// Whether nobody but the processes that wrote the version before wrote this save, and all of them are known to have ended well.
+    /// Whether only the processes that wrote the version before wrote this save, and all of them are known to have ended well.
     fn was_rest_left(&self) -> bool {
         let waits = |fact: &FileFact| fact.before == Before::Same;
         self.is_of_the_same_processes()
@@ -93,7 +93,7 @@ impl Case<'_> {
             && self.crew().all(|writer| writer.fate == Fate::Exited)
     }
 
-    /// Whether all who wrote this save wrote the version before, too. A process that lives for one save only says nothing of the
+    /// Whether all writers of this save wrote the version before, too. A process that lives for one save only tells nothing about the
     /// others of its job.
     fn is_of_the_same_processes(&self) -> bool {
         let Some(history) = self.facts.history else { return false };
@@ -104,7 +104,7 @@ impl Case<'_> {
             && self.present().flat_map(|(_, _, fact)| &fact.writers).all(wrote_before)
     }
 
-    /// Who wrote this save, and who has to write the rest of it.
+    /// Returns the writers of this save, and those that have to write the rest of it.
     pub(super) fn crew(&self) -> impl Iterator<Item = &Writer> {
         let same = self.is_of_the_same_processes();
         let files = self.present().filter(move |(_, _, fact)| !fact.committed || same);

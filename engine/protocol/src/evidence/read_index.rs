@@ -1,6 +1,7 @@
 //! Reads the index of any framework.
 //!
-//! Owns: which reader a kind has. Does not own: the bounds (`index`), the formats (beside this file).
+//! Owns: the choice of the reader for a kind. Does not own: the bounds (`index`), the formats (beside
+//! this file).
 
 use super::index::{Covered, IndexError, MAX_INDEX_BYTES};
 use super::{dcp_metadata, megatron_integrity, safetensors_index};

@@ -1,4 +1,4 @@
-//! The index of sharded safetensors: which files a checkpoint needs.
+//! The index of sharded safetensors: the files that a checkpoint needs.
 //!
 //! Owns: reading `weight_map`, bounded. Does not own: the tensors, the verdict (`super`).
 //! Format: the `*.safetensors.index.json` of Hugging Face, `{"weight_map": {"<tensor>": "<file>"}}`.
@@ -19,7 +19,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Covered, IndexError> {
     index.weight_map.0.into_covered()
 }
 
-/// Its values: there are far more tensors than files.
+/// The map's values, each kept once: there are far more tensors than files.
 struct WeightMap(NamedFiles);
 
 impl<'de> Deserialize<'de> for WeightMap {

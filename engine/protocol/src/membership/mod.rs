@@ -1,4 +1,4 @@
-//! Who is in, who is alive, and how sure that is: the state that the coordinator keeps of every node.
+//! Membership: which nodes are members, which are alive, and how sure that is. The coordinator keeps this state of every node.
 //!
 //! ```text
 //!              3 beats missed,                 2 neighbours asked,
@@ -8,10 +8,10 @@
 //!   └── a beat, a join ── cut off ◄───┘     ── cutoff_ms ───────────────┘
 //! ```
 //!
-//! Owns: joins, beats, verdicts with their reasons, and which messages count for nothing. Does not own: sending and
-//! timers (the control plane's loop), the node's own side (`view`), partners (`placement`).
+//! Owns: joins, beats, verdicts with their reasons, and which messages are refused. Does not own: sending and timers (the control plane's
+//! loop), the node's own side (`view`), partners (`placement`).
 //!
-//! Time is an argument: milliseconds of one monotonic clock, the coordinator's. No other clock is ever compared with it.
+//! Time is an argument: milliseconds of the coordinator's monotonic clock. No other clock is ever compared with it.
 
 mod refuse;
 mod verdict;
@@ -32,43 +32,43 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-/// How often the owner calls with [`Event::Tick`]. A verdict is late by so much at most.
+/// Interval at which the owner calls with [`Event::Tick`]. A verdict is late by this much at most.
 pub const TICK_MS: u64 = 50;
-/// Between two beats of a node: a third of what a verdict may take.
+/// Interval between two beats of a node: a third of the time that a verdict may take.
 pub const BEAT_MS: u64 = 150;
-/// What a part of one core of a coordinator takes in as long as beats are calls on control links, at some 30 µs each (bench
-/// `catalog`); with more nodes than fit into it each beats more rarely.
+/// Beats per second that a part of one core of a coordinator handles while beats are calls on control links, at some 30 µs each (bench
+/// `catalog`). If there are more nodes, each beats at a longer interval.
 pub const BEATS_PER_SECOND_MAX: u64 = 10_000;
-/// Missed before a node is suspect: one lost datagram, or two, is nothing.
+/// Missed beats after which a node is suspect: a lost datagram, or two, means nothing.
 pub const SUSPECT_BEATS: u64 = 3;
-/// Missed before a node is gone that nobody else could hear.
+/// Missed beats after which a node is gone if no other node could be asked about it.
 pub const ALONE_BEATS: u64 = 5;
-/// How many neighbours are asked: one of them may be dying too.
+/// Number of neighbours that are asked: one of them may be dying too.
 pub const NEIGHBOURS: usize = 2;
-/// So long they have, to try and to answer.
+/// Time that the neighbours have to try and to answer.
 pub const ANSWER_MS: u64 = 300;
-/// Between two calls beyond the tick: then it was the coordinator that was away. As long as the shortest beat.
+/// Delay between two calls, beyond the tick, after which the coordinator itself counts as having been away. As long as the shortest beat.
 pub const LATE_MS: u64 = 150;
-/// A new coordinator waits so long for the members of before to join it: as long as a node may take to notice it.
+/// Time for which a new coordinator waits for earlier members to join it: as long as a node may take to notice it.
 pub const RESTORE_MS: u64 = 3_000;
-/// How often neighbours are asked again about a node that is cut off, so that its death is found.
+/// Interval at which neighbours are asked again about a node that is cut off, so that its death is noticed.
 pub const REASK_MS: u64 = 1_000;
-/// Lives and starts of one name that are remembered as over.
+/// Number of a name's former lives and starts that are remembered.
 const OLD_MAX: usize = 8;
 
-/// Between two beats, with so many nodes.
+/// Returns the interval between two beats, given the number of nodes.
 #[must_use]
 pub fn interval_ms(nodes: usize) -> u64 {
     (nodes as u64).saturating_mul(1000).div_ceil(BEATS_PER_SECOND_MAX).max(BEAT_MS)
 }
 
-/// How long patience lasts.
+/// Times after which the coordinator gives a node up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// A node that others hear and the coordinator does not counts as gone after this.
+    /// Time after which a node counts as gone if others hear it and the coordinator does not.
     pub cutoff_ms: u64,
-    /// A node that is surely gone is given up after this, and its copies are made again. Shorter: saves are replicated again
-    /// sooner. Longer: a node that only restarts is still a member, and nothing is copied for it.
+    /// Time after which a node that is surely gone stops being a member, and its copies are made again. If it is shorter, saves are
+    /// replicated again sooner. If it is longer, a node that only restarts is still a member, and nothing is copied for it.
     pub for_good_ms: u64,
 }
 
@@ -78,17 +78,17 @@ impl Default for Patience {
     }
 }
 
-/// What happened.
+/// An event for the membership.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Nothing: time passed.
+    /// Nothing but the passage of time.
     Tick,
     Join(Join),
     Beat(Beat),
     Heard(Heard),
-    /// The connection of that very life died.
+    /// The connection of exactly that life died.
     Disconnected(Life),
-    /// An operator gives a node up.
+    /// An operator removes a node.
     Forget {
         node: NodeName,
         by: String,
@@ -97,10 +97,10 @@ pub enum Event {
     Leave(Life),
 }
 
-/// Where a member stands.
+/// The standing of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// In the list of before; has not joined this coordinator yet.
+    /// Listed from before; the node has not joined this coordinator yet.
     Awaited,
     Alive,
     Suspect(Inquiry),
@@ -108,7 +108,7 @@ pub enum Standing {
         since_ms: u64,
         heard_by: NodeName,
         confirmed_ms: u64,
-        /// Whether it is still heard.
+        /// The open question whether others still hear the node.
         inquiry: Option<Inquiry>,
     },
     Gone {
@@ -126,24 +126,24 @@ pub struct Inquiry {
     until_ms: u64,
 }
 
-/// One node, as the coordinator knows it.
+/// A node, as the coordinator knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     pub life: Life,
     pub address: String,
     pub labels: Labels,
     pub standing: Standing,
-    /// The last beat that counted.
+    /// The last accepted beat.
     pub beat: Option<Beat>,
-    /// It has joined this coordinator.
+    /// Whether the node has joined this coordinator.
     has_come: bool,
-    /// The coordinator of before: its lease has run out, so that nobody had heard it for a term when this one began.
+    /// Whether the node was the coordinator before. The lease has run out: no one had heard from it for a whole term when this term began.
     lost_its_seat: bool,
-    /// On the clock that stands still while the coordinator does.
+    /// Time when the node was last heard, on the clock that stands still while the coordinator does.
     heard_ms: u64,
-    /// The longer of the last two intervals that it was told: it may not have heard the last.
+    /// The longer of the last two intervals that the node was told: it may not have heard the last.
     interval_ms: u64,
-    /// The last.
+    /// The last interval that the node was told.
     told_interval_ms: u64,
     old_incarnations: VecDeque<Incarnation>,
     old_starts: VecDeque<StartId>,
@@ -158,12 +158,12 @@ pub struct Listed {
     pub labels: Labels,
 }
 
-/// All members, as they are stored where the lease is. About 150 bytes each as JSON.
+/// All members, as they are stored beside the lease. About 150 bytes each as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct MemberList {
-    /// Of the coordinator that wrote it.
+    /// Epoch of the coordinator that wrote the list.
     pub epoch: Epoch,
-    /// That coordinator; none in a list of a build that did not say it, and of a coordinator that is no node.
+    /// Name of that coordinator; none in a list of an older build, and if the coordinator is no node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coordinator: Option<NodeName>,
     /// At most [`MEMBERS_MAX`] are read.
@@ -174,23 +174,23 @@ pub struct MemberList {
 #[derive(Debug)]
 pub struct Membership {
     epoch: Epoch,
-    /// The coordinator's name, and that of the node it is embedded in, which is never judged; none of a standalone one.
+    /// The coordinator's name, which is also the name of the node it is embedded in, if any. The coordinator never judges its own node.
     coordinator: NodeName,
     is_embedded: bool,
     patience: Patience,
     members: BTreeMap<NodeName, Member>,
     questions: u64,
-    /// When it was last called.
+    /// Time of the last call.
     last_ms: u64,
-    /// How long it was away, in all. What it did not hear then is nobody's fault.
+    /// Time for which the coordinator was away, in all. Beats that it did not hear then do not count as missed.
     slept_ms: u64,
-    /// No verdict before: after a sleep every node has a round to be heard.
+    /// Time before which no verdict is given: after a sleep every node has a round to be heard.
     withheld_until_ms: u64,
 }
 
 impl Membership {
-    /// A term with the members that were stored, each awaited for [`RESTORE_MS`]; the coordinator of before until others have come that can be
-    /// asked about it. `epoch` is the lease's.
+    /// Begins a term with the stored members, each awaited for [`RESTORE_MS`]. The former coordinator is awaited only until other nodes
+    /// have joined that can be asked about it. `epoch` is the lease's.
     #[must_use]
     pub fn new(
         epoch: Epoch,
@@ -238,7 +238,7 @@ impl Membership {
         self.epoch
     }
 
-    /// Every member, by name.
+    /// Returns every member, by name.
     pub fn members(&self) -> impl ExactSizeIterator<Item = &Member> {
         self.members.values()
     }
@@ -248,20 +248,21 @@ impl Membership {
         self.members.get(node)
     }
 
-    /// For how long a member has not been heard, on the clock that stands still while the coordinator does.
+    /// Returns for how long a member has not been heard, on the clock that stands still while the coordinator does.
     #[must_use]
     pub fn silent_ms(&self, node: &NodeName) -> Option<u64> {
         let member = self.members.get(node)?;
         Some((self.last_ms - self.slept_ms).saturating_sub(member.heard_ms))
     }
 
-    /// Members of before that have neither come nor been declared gone: while there are any, nobody knows all names (P8).
+    /// Returns earlier members that have neither joined nor been declared gone. While there are any, the coordinator does not know all
+    /// names (P8).
     pub fn unreported(&self) -> impl Iterator<Item = &NodeName> {
         let open = |member: &&Member| !member.has_come && !matches!(member.standing, Standing::Gone { .. });
         self.members.values().filter(open).map(|member| &member.life.node)
     }
 
-    /// What is to be stored on [`Command::Keep`].
+    /// Returns the list to store on [`Command::Keep`].
     #[must_use]
     pub fn list(&self) -> MemberList {
         let listed = |member: &Member| Listed {
@@ -276,7 +277,7 @@ impl Membership {
         }
     }
 
-    /// Who is placed: every member. One that is gone keeps its place until it is gone for good.
+    /// Returns the nodes to place: every member. A node that is gone keeps its place until it is gone for good.
     #[must_use]
     pub fn candidates(&self) -> Vec<Candidate> {
         let one =
@@ -284,10 +285,10 @@ impl Membership {
         self.members.values().map(one).collect()
     }
 
-    /// Takes an event in, at `now_ms`. What follows is added to `todo`. A repeated message changes nothing.
+    /// Applies an event at `now_ms`, and adds the consequences to `todo`. A repeated message changes nothing.
     ///
     /// # Errors
-    /// When the message counts for nothing: its sender is to be told why. What is in `todo` is to be done all the same.
+    /// When the message is refused: its sender is to be told why. The commands in `todo` are to be carried out all the same.
     pub fn step(&mut self, event: Event, now_ms: u64, todo: &mut Vec<Command>) -> Result<(), Refusal> {
         let now_ms = self.awake(now_ms);
         match event {
@@ -319,14 +320,14 @@ impl Membership {
         }
     }
 
-    /// The time without that in which the coordinator did not run: what nobody listened to was not missed.
+    /// Returns the time without the periods in which the coordinator did not run: messages that it could not receive were not missed.
     fn awake(&mut self, now_ms: u64) -> u64 {
         let now_ms = now_ms.max(self.last_ms);
         let away_ms = now_ms - self.last_ms;
         self.last_ms = now_ms;
         if away_ms > TICK_MS + LATE_MS {
             self.slept_ms = self.slept_ms.saturating_add(away_ms - TICK_MS);
-            // What was sent meanwhile may have been dropped where it queued: each has the full time again.
+            // Messages sent meanwhile may have been dropped from their queue: each node has the full time again.
             let round_ms = SUSPECT_BEATS * interval_ms(self.members.len());
             self.withheld_until_ms = now_ms - self.slept_ms + round_ms;
         }
@@ -337,7 +338,7 @@ impl Membership {
         self.is_embedded && *node == self.coordinator
     }
 
-    /// That a message is of this epoch.
+    /// Checks that a message is of this epoch.
     fn check_epoch(&self, by: &NodeName, theirs: Epoch, todo: &mut Vec<Command>) -> Result<(), Refusal> {
         let ours = self.epoch;
         if theirs > ours {
@@ -347,7 +348,7 @@ impl Membership {
         if theirs < ours { Err(Refusal::OldEpoch { theirs, ours }) } else { Ok(()) }
     }
 
-    /// That it is the present life of a member.
+    /// Returns the member if this is its present life.
     fn known(&self, life: &Life) -> Result<&Member, Refusal> {
         let node = &life.node;
         let stranger = || Refusal::Stranger { node: node.clone() };
@@ -366,7 +367,7 @@ impl Membership {
         if address.len() > ADDRESS_BYTES_MAX {
             return Err(Refusal::Address { found: address.len(), limit: ADDRESS_BYTES_MAX });
         }
-        // An older one is why it joins.
+        // An older epoch is the reason for a join.
         if epoch > self.epoch {
             self.check_epoch(&life.node, epoch, todo)?;
         }
@@ -398,7 +399,7 @@ impl Membership {
             todo.extend([Command::Tell(Change { life, verdict: Verdict::Joined }), Command::Place]);
             return Ok(());
         };
-        // The coordinator's node answers at this address now, and no earlier life of it does.
+        // The coordinator's node answers at this address now, so an earlier life of it does not.
         let is_awaited = matches!(member.standing, Standing::Awaited);
         let succeeds_itself = is_own && is_awaited && member.address == address;
         let verdict = member.welcome(&life, succeeds_itself, now_ms)?;
@@ -419,7 +420,7 @@ impl Membership {
         Ok(())
     }
 
-    /// What a beat of that number is answered with.
+    /// Returns the answer to the beat of that number.
     #[must_use]
     pub fn echo(&self, number: u64) -> Echo {
         let interval_ms = interval_ms(self.members.len());
@@ -484,7 +485,7 @@ impl Membership {
         Ok(())
     }
 
-    /// Looks at every member once.
+    /// Judges every member once.
     fn judge(&mut self, now_ms: u64, todo: &mut Vec<Command>) {
         if now_ms < self.withheld_until_ms {
             return;
@@ -495,7 +496,7 @@ impl Membership {
             others: self.members.values().any(|member| self.can_answer(member)),
         };
         let due = |member: &Member| Some((member.life.node.clone(), member.due(now_ms, patience, present)?));
-        // A member of before may have the coordinator's own name and another address.
+        // An earlier member may have the coordinator's own name and another address.
         let judged =
             self.members.values().filter(|member| !self.is_own(&member.life.node) || !member.has_come);
         for (node, due) in judged.filter_map(due).collect::<Vec<_>>() {
@@ -532,12 +533,12 @@ impl Membership {
         }
     }
 
-    /// Whether it can be asked about another one.
+    /// Whether the member can be asked about another one.
     fn can_answer(&self, member: &Member) -> bool {
         matches!(member.standing, Standing::Alive) && !self.is_own(&member.life.node)
     }
 
-    /// Asks the next members by name that are alive.
+    /// Asks the live members that follow by name.
     fn ask(&mut self, about: &NodeName, now_ms: u64, todo: &mut Vec<Command>) -> Option<Inquiry> {
         let life = self.members.get(about)?.life.clone();
         let after = self.members.range((Bound::Excluded(about.clone()), Bound::Unbounded));
@@ -563,16 +564,16 @@ impl Membership {
     }
 }
 
-/// The nodes beside a member, as far as a verdict needs them.
+/// Facts about the other nodes that a verdict on a member needs.
 #[derive(Debug, Clone, Copy)]
 struct Present {
-    /// The coordinator and it are all that there is.
+    /// Whether the coordinator and this member are the only nodes.
     two_alone: bool,
-    /// Somebody can be asked about it.
+    /// Whether another node can be asked about the member.
     others: bool,
 }
 
-/// What is due for a member.
+/// The step that is due for a member.
 enum Due {
     Suspect(Suspicion),
     Ask,
@@ -581,7 +582,8 @@ enum Due {
 }
 
 impl Member {
-    /// Whether a life may take this place, and what it is then; nothing when it has it. `is_over`: the one of before is known to have ended.
+    /// Decides whether a life may take this place, and returns the verdict; none if the life has the place already. `is_over`: the former
+    /// life is known to have ended.
     fn welcome(&mut self, life: &Life, is_over: bool, now_ms: u64) -> Result<Option<Verdict>, Refusal> {
         let node = &life.node;
         if self.old_incarnations.contains(&life.incarnation) {
@@ -598,8 +600,8 @@ impl Member {
             if self.old_starts.contains(&life.start) {
                 return Err(Refusal::old_start(node, life.start));
             }
-            // A start is another one's successor when that one has died, and then its connection has. A join that was
-            // delayed on its way must not take the place of the one that came after it.
+            // A start succeeds another one only after that one has died, and its connection with it. A delayed join must not displace the
+            // start that came after it.
             if matches!(self.standing, Standing::Alive) && self.missed(now_ms) < SUSPECT_BEATS {
                 return Err(second());
             }
@@ -618,7 +620,7 @@ impl Member {
         Ok(Some(Verdict::Replaced { was }))
     }
 
-    /// Beats that should have come since the last one.
+    /// Returns how many beats should have come since the last one.
     fn missed(&self, now_ms: u64) -> u64 {
         now_ms.saturating_sub(self.heard_ms) / self.interval_ms.max(1)
     }
@@ -627,7 +629,7 @@ impl Member {
         let silent_ms = now_ms.saturating_sub(self.heard_ms);
         let beats = self.missed(now_ms);
         match &self.standing {
-            // A whole term of silence has passed already, which is longer than a living node's may last.
+            // A whole term of silence has passed already, which is longer than a living node may be silent.
             Standing::Awaited if self.lost_its_seat && present.others && beats >= SUSPECT_BEATS => {
                 Some(Due::Suspect(Suspicion::LostItsSeat { waited_ms: silent_ms }))
             }
@@ -663,7 +665,7 @@ impl Member {
 }
 
 impl Inquiry {
-    /// That neighbours did not hear it: all of them, or those that answered in time.
+    /// Returns the proof that neighbours did not hear the node: either all of them, or those that answered in time.
     fn proof(&self, now_ms: u64) -> Option<Proof> {
         let all = self.unheard.len() == self.asked.len();
         let proven = !self.unheard.is_empty() && (all || now_ms >= self.until_ms);
@@ -675,7 +677,7 @@ impl Inquiry {
     }
 }
 
-/// Adds to those that are over; the oldest is forgotten.
+/// Adds a former life or start; the oldest is forgotten.
 fn remember<T>(old: &mut VecDeque<T>, one: T) {
     if old.len() == OLD_MAX {
         old.pop_front();

@@ -1,11 +1,11 @@
-//! Why a message counts for nothing.
+//! The reasons for refusing a message.
 //!
-//! Owns: the reasons, and what the sender should do. Does not own: when each applies (`mod`, `view`).
+//! Owns: the reasons, and the action of the sender. Does not own: when each applies (`mod`, `view`).
 
 use crate::id::{Epoch, Incarnation, NodeName, StartId};
 use serde::{Deserialize, Serialize};
 
-/// Why a message was refused; the sender is told.
+/// The reason why a message was refused, as its sender is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case", tag = "refused")]
 pub enum Refusal {
@@ -41,14 +41,14 @@ pub enum Refusal {
     TwoCoordinators { epoch: Epoch, ours: NodeName, theirs: NodeName },
 }
 
-/// What the sender of a refused message does.
+/// The action of the sender of a refused message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cure {
     /// Send a join, with the memory as it is.
     Join,
-    /// Try again later: a verdict is needed first.
+    /// Try again later: a verdict has to come first.
     Wait,
-    /// Stop deciding and serving commands: another one has this place.
+    /// Stop deciding and serving commands: another node or process has this place.
     Stop,
     /// Nothing: the message was late or doubled.
     Nothing,
@@ -73,7 +73,7 @@ impl Refusal {
     pub fn cure(&self) -> Cure {
         match self {
             Self::OldEpoch { .. } | Self::Stranger { .. } | Self::WasGone { .. } => Cure::Join,
-            // The one that lives may be dying: the name is free when it is declared gone.
+            // The live node may be dying: the name is free once it is declared gone.
             Self::SecondLive { .. } | Self::Superseded { .. } => Cure::Wait,
             Self::Replaced { .. } | Self::OldStart { .. } => Cure::Stop,
             Self::NoQuestion { .. } | Self::OldBeat { .. } => Cure::Nothing,

@@ -1,4 +1,4 @@
-//! What the coordinator makes of a node, and why, in words too.
+//! The coordinator's verdicts on a node, with their reasons, also in words.
 //!
 //! Owns: the verdicts and their reasons. Does not own: when each is given (`mod`).
 
@@ -6,7 +6,7 @@ use super::wire::{Admit, Ask, Echo, Life};
 use crate::id::{Epoch, Incarnation, NodeName, StartId};
 use std::fmt;
 
-/// What the owner of the state carries out, in order.
+/// An action for the owner of the state; actions are carried out in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     Admit(Admit),
@@ -22,23 +22,23 @@ pub enum Command {
     Tell(Change),
     /// The member list changed: make it durable where the lease is, before anything follows from it.
     Keep,
-    /// The placement is to be made anew.
+    /// Make the placement again.
     Place,
-    /// A node knows of a higher epoch: look at the lease whether it is still ours. Nothing is decided here on a node's word.
+    /// A node knows of a higher epoch: check whether the lease is still ours. Nothing is decided on a node's word alone.
     Doubt {
         by: NodeName,
         theirs: Epoch,
     },
 }
 
-/// A node is something else than it was.
+/// A change of a node's standing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub life: Life,
     pub verdict: Verdict,
 }
 
-/// What it is now.
+/// The new standing of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     Joined,
@@ -46,26 +46,26 @@ pub enum Verdict {
     Restarted {
         was: StartId,
     },
-    /// Another life of the name, with empty memory: what the one before held is lost.
+    /// Another life of the name, with empty memory: the content of the former memory is lost.
     Replaced {
         was: Incarnation,
     },
     Suspect(Suspicion),
-    /// Alive, but not for the coordinator. Its copies and files stay, and its ranks are not replaced.
+    /// Alive, but not for the coordinator. The node's copies and files stay, and its ranks are not replaced.
     CutOff {
         heard_by: NodeName,
     },
-    /// It is heard again, with what it held.
+    /// The node is heard again, with all that it held.
     Back {
         after_ms: u64,
     },
-    /// Its copies count as lost until it is back.
+    /// The node's copies count as lost until it is back.
     Gone(Proof),
-    /// No member any more: its copies are made again elsewhere.
+    /// The node is no longer a member: its copies are made again elsewhere.
     ForGood(Farewell),
 }
 
-/// Why a node is looked into.
+/// The reason for suspecting a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Suspicion {
     ConnectionDied,
@@ -73,52 +73,52 @@ pub enum Suspicion {
         beats: u64,
         silent_ms: u64,
     },
-    /// It was a member before this coordinator began, and has not come.
+    /// The node was a member before this coordinator began, and has not joined.
     NeverCame {
         waited_ms: u64,
     },
-    /// The coordinator of before let its lease run out, and has not come to this one.
+    /// The former coordinator let its lease run out, and has not joined this one.
     LostItsSeat {
         waited_ms: u64,
     },
 }
 
-/// How sure it is that a node is gone.
+/// The proof that a node is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Proof {
-    /// Neighbours that were asked did not hear it either.
+    /// Neighbours that were asked did not hear the node either.
     Neighbours { asked: usize, unheard: Vec<NodeName>, within_ms: u64 },
-    /// Nobody answered who could have heard it. It may be dead, or the way to it may be.
+    /// No node answered that could have heard it. Either the node is dead, or the network to it is.
     Silence {
         beats: u64,
         silent_ms: u64,
-        /// The coordinator's node and this one are all there is: whoever survives serves reads, and taking over is the
-        /// operator's word (P3).
+        /// The coordinator's node and this one are the only nodes: the survivor serves reads, and taking over is the
+        /// operator's decision (P3).
         two_alone: bool,
     },
-    /// Neighbours heard it, and the coordinator did not for too long.
+    /// Neighbours heard the node, but the coordinator did not for too long.
     CutOffTooLong { for_ms: u64 },
 }
 
 impl Proof {
-    /// Whether it may be given up without an operator's word: others have looked too.
+    /// Whether the node may be removed without an operator's word: other nodes have looked too.
     #[must_use]
     pub fn is_certain(&self) -> bool {
         matches!(self, Self::Neighbours { .. })
     }
 }
 
-/// Why a node is no member any more.
+/// The reason why a node is no longer a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Farewell {
     TimeOut {
         gone_ms: u64,
     },
-    /// The operator's word, from whom.
+    /// An operator removed the node; `by` is the operator.
     Operator {
         by: String,
     },
-    /// It said that it leaves, its copies having been taken over.
+    /// The node announced that it leaves, after others had taken over its copies.
     Left,
 }
 

@@ -1,4 +1,4 @@
-//! The node's own side: which epoch it follows, whether the coordinator hears it, and when its next beat is due.
+//! The node's own side: the epoch that it follows, whether the coordinator hears it, and when its next beat is due.
 //!
 //! Owns: following, and refusing lower epochs. Does not own: finding the coordinator, sending (the control plane).
 
@@ -7,19 +7,19 @@ use super::{BEAT_MS, Refusal, SUSPECT_BEATS, interval_ms};
 use crate::id::{Epoch, NodeName};
 use crate::placement::MEMBERS_MAX;
 
-/// Whether somebody decides for this node.
+/// Whether a coordinator decides for this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Coordinator {
-    /// None has admitted it yet.
+    /// No coordinator has admitted the node yet.
     Unknown,
-    /// It answered a beat so long ago.
+    /// The coordinator answered a beat `ago_ms` ago.
     Heard { name: NodeName, ago_ms: u64 },
-    /// It has not for so long: everything local goes on, and who has the lease is asked. With two nodes alone this is all
-    /// that can be known: not whether the other is dead or the network is.
+    /// The coordinator has been silent for `for_ms`: everything local goes on, and the node asks who holds the lease.
+    /// With two nodes alone no more can be known: either the other node is dead, or the network is.
     Silent { name: NodeName, for_ms: u64 },
 }
 
-/// One node's view of the coordinator. Time is milliseconds of the node's own monotonic clock.
+/// A node's view of the coordinator. Time is milliseconds of the node's own monotonic clock.
 #[derive(Debug, Clone)]
 pub struct View {
     me: Life,
@@ -31,25 +31,25 @@ pub struct View {
     number: u64,
 }
 
-/// An interval that a coordinator says, within what there can be.
+/// Clamps an interval from a coordinator to the possible range.
 fn told_interval_ms(said_ms: u64) -> u64 {
     said_ms.clamp(BEAT_MS, interval_ms(MEMBERS_MAX))
 }
 
 impl View {
-    /// `epoch` is the highest that the node's journal knows of.
+    /// Makes a view; `epoch` is the highest one in the node's journal.
     #[must_use]
     pub fn new(me: Life, epoch: Epoch) -> Self {
         Self { me, epoch, coordinator: None, heard_ms: 0, interval_ms: BEAT_MS, next_beat_ms: 0, number: 0 }
     }
 
-    /// The highest epoch heard of. Whatever has a lower one is refused.
+    /// Returns the highest epoch heard of. Messages with a lower one are refused.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// That an order of `epoch` may be carried out. A higher one is followed from now on.
+    /// Checks that an order of `epoch` may be carried out. A higher epoch is followed from now on.
     ///
     /// # Errors
     /// When a newer coordinator decides.
@@ -58,16 +58,16 @@ impl View {
             return Err(Refusal::OldEpoch { theirs, ours: self.epoch });
         }
         if theirs > self.epoch {
-            // Whose it is, its admission says: until then no beat is sent.
+            // The admission will name the coordinator of this epoch: until then no beat is sent.
             (self.epoch, self.coordinator) = (theirs, None);
         }
         Ok(())
     }
 
-    /// The coordinator let it in.
+    /// Records that the coordinator admitted this node.
     ///
     /// # Errors
-    /// When it is an older one, not for this life, or two claim one epoch.
+    /// When the coordinator is an older one, the admission is for another life, or two coordinators claim one epoch.
     pub fn admitted(&mut self, admit: &Admit, now_ms: u64) -> Result<(), Refusal> {
         self.follow(admit.epoch)?;
         if admit.to != self.me {
@@ -90,23 +90,23 @@ impl View {
         }
     }
 
-    /// The next beat, when it is due. None while nobody has admitted this life.
+    /// Returns the next beat if it is due. None while no coordinator has admitted this life.
     pub fn beat(&mut self, tier1_used_bytes: u64, tier1_size_bytes: u64, now_ms: u64) -> Option<Beat> {
         self.coordinator.as_ref()?;
         if now_ms < self.next_beat_ms {
             return None;
         }
-        // Not caught up with: after a sleep one beat says as much as ten.
+        // Missed beats are not sent later: after a sleep one beat says as much as ten.
         self.next_beat_ms = now_ms + self.interval_ms;
         self.number += 1;
         let (from, epoch, number) = (self.me.clone(), self.epoch, self.number);
         Some(Beat { from, epoch, number, tier1_used_bytes, tier1_size_bytes })
     }
 
-    /// The coordinator answered a beat.
+    /// Records that the coordinator answered a beat.
     ///
     /// # Errors
-    /// When it is an older one, or another of the same epoch.
+    /// When the coordinator is an older one, or another of the same epoch.
     pub fn echoed(&mut self, echo: &Echo, now_ms: u64) -> Result<(), Refusal> {
         self.follow(echo.epoch)?;
         self.check_coordinator(&echo.coordinator)?;
@@ -117,17 +117,17 @@ impl View {
         Ok(())
     }
 
-    /// The coordinator answered something else: it lives.
+    /// Records that the coordinator answered something else, which shows that it lives.
     pub fn heard(&mut self, now_ms: u64) {
         self.heard_ms = self.heard_ms.max(now_ms);
     }
 
-    /// It was refused, and is to join again: no beat until then.
+    /// Records that the node was refused and has to join again: no beat until then.
     pub fn rejoin(&mut self) {
         self.coordinator = None;
     }
 
-    /// The answer to a coordinator's question, where `heard` says whether that very life was heard since.
+    /// Returns the answer to a coordinator's question; `heard` says whether exactly that life was heard since.
     ///
     /// # Errors
     /// When an older coordinator asks.
@@ -137,7 +137,7 @@ impl View {
         Ok(Heard { from, epoch, question: ask.question, about: ask.about.node.clone(), heard })
     }
 
-    /// Whether somebody decides for this node.
+    /// Returns whether a coordinator decides for this node.
     #[must_use]
     pub fn coordinator(&self, now_ms: u64) -> Coordinator {
         let Some(name) = self.coordinator.clone() else { return Coordinator::Unknown };

@@ -1,19 +1,20 @@
-//! What nodes and their coordinator tell each other about being there.
+//! The messages about presence between nodes and their coordinator.
 //!
-//! Owns: the messages and their bounds. Does not own: how they travel, what follows from them (`mod`, `view`).
+//! Owns: the messages and their bounds. Does not own: how they travel, their consequences (`mod`, `view`).
 
 use crate::id::{Epoch, Incarnation, NodeName, StartId};
 use crate::label::Labels;
 use serde::{Deserialize, Serialize};
 
-/// Of one message as JSON but for a join, which has labels. It must fit a datagram that is not cut into parts.
+/// Most bytes of a message as JSON, except a join, which has labels. A message must fit a datagram that is not
+/// fragmented.
 pub const MESSAGE_BYTES_MAX: usize = 1024;
-/// Of a join: every label at its longest.
+/// Most bytes of a join: every label at its longest.
 pub const JOIN_BYTES_MAX: usize = 4096;
-/// `host:port`; a DNS name has 253 bytes.
+/// Most bytes of an address, `host:port`; a DNS name has 253 bytes.
 pub const ADDRESS_BYTES_MAX: usize = 260;
 
-/// One run of a daemon on one life of its memory, by name: who speaks.
+/// The sender of a message: one run of a daemon on one life of its memory, by name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Life {
     pub node: NodeName,
@@ -21,54 +22,54 @@ pub struct Life {
     pub start: StartId,
 }
 
-/// "I am here." Sent at every interval, see [`super::interval_ms`].
+/// "I am here." Sent at every interval; see [`super::interval_ms`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beat {
     #[serde(flatten)]
     pub from: Life,
     /// The epoch that the node follows.
     pub epoch: Epoch,
-    /// Counts the beats of a start, so that one that was delayed is known.
+    /// Number of the beat since the start, by which a delayed one is recognised.
     pub number: u64,
     pub tier1_used_bytes: u64,
     pub tier1_size_bytes: u64,
 }
 
-/// "Let me in", and "let me in again".
+/// "Let me in", or "let me in again".
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
     #[serde(flatten)]
     pub from: Life,
     /// The highest epoch that the node has heard of; 0 for none.
     pub epoch: Epoch,
-    /// Where others reach it, `host:port`.
+    /// The node's address for others, `host:port`.
     pub address: String,
     pub labels: Labels,
 }
 
-/// The coordinator to a neighbour: "can you hear this one?"
+/// The coordinator's question to a neighbour: "can you hear this node?"
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
     pub epoch: Epoch,
-    /// Which question: an answer to an older one counts for nothing.
+    /// Number of the question: an answer to an older one is ignored.
     pub question: u64,
     pub about: Life,
-    /// So long the neighbour may try.
+    /// Time for which the neighbour may try.
     pub within_ms: u64,
 }
 
-/// The neighbour's answer.
+/// The neighbour's answer to an [`Ask`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heard {
     pub from: Life,
     pub epoch: Epoch,
     pub question: u64,
     pub about: NodeName,
-    /// Whether it heard that very life since it was asked.
+    /// Whether the neighbour heard exactly that life since the question.
     pub heard: bool,
 }
 
-/// The coordinator to a node that is in: follow this epoch, beat at this interval.
+/// The coordinator's message to an admitted node: follow this epoch, beat at this interval.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admit {
     pub epoch: Epoch,
@@ -77,13 +78,13 @@ pub struct Admit {
     pub interval_ms: u64,
 }
 
-/// The coordinator's answer to a beat: by it a node knows that it is heard.
+/// The coordinator's answer to a beat, by which a node knows that it is heard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Echo {
     pub epoch: Epoch,
     pub coordinator: NodeName,
-    /// Of the beat.
+    /// The number of the beat.
     pub number: u64,
-    /// The next beats come at this interval: it follows the number of nodes.
+    /// Interval for the next beats, which depends on the number of nodes.
     pub interval_ms: u64,
 }

@@ -1,15 +1,15 @@
-//! Who keeps whose copies.
+//! Placement: which node keeps the copies of which other node.
 //!
 //! ```text
 //! ring     a → b → c → d → a          every node has one partner and is one node's partner
 //! pair     a ⇄ b    c → d → e → c     the same, in circles of two; an odd node makes one circle of three
 //! ```
 //!
-//! Owns: the choice of partners, what must move when members come and go, the reasons, and what a placement survives
-//! (`survival`). Does not own: who is a member (`membership`), the copies and their transfer (the engine).
+//! Owns: the choice of partners, which copies move when members come and go, the reasons, and what a placement survives
+//! (`survival`). Does not own: which nodes are members (`membership`), the copies and their transfer (the engine).
 //!
-//! Either scheme is a set of circles, and each node's copies are at the node after it. A circle of one is a node without
-//! a partner. What is lost with some nodes follows from that alone.
+//! Either scheme is a set of circles, and each node's copies are at the node after it. A circle of one is a node without a
+//! partner. The circles alone determine what is lost with some nodes.
 
 mod pair;
 mod reason;
@@ -24,17 +24,17 @@ use crate::label::Labels;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What one coordinator serves; a longer list from outside is refused before anything is made of it.
+/// Most members that one coordinator serves; a longer list from outside is refused before it is used.
 pub const MEMBERS_MAX: usize = 100_000;
 
-/// The label that tells failure domains apart unless the settings name another.
+/// The label that names a node's failure domain unless the settings name another.
 pub const DOMAIN_LABEL: &str = "rack";
 
-/// How circles are made.
+/// The scheme by which circles are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scheme {
-    /// One circle of all nodes. One join or leave changes one partner.
+    /// A single circle of all nodes. A join or leave changes one partner.
     #[default]
     Ring,
     /// Circles of two: about half as many pairs of nodes whose loss is fatal as in a ring, at equal memory.
@@ -51,14 +51,14 @@ impl Scheme {
     }
 }
 
-/// Where a partner is looked for. The label's value names the failure domain; a node without the label is a domain of
-/// its own.
+/// The rule for where a partner is looked for. The label's value names the failure domain; a node without the label is a domain
+/// of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// In another domain, wherever that can be: the loss of one domain loses nothing.
+    /// In another domain, wherever possible: the loss of one domain loses nothing.
     Apart(String),
-    /// In the same domain, on purpose: copies stay below one switch, and the loss of a domain goes to Tier-3.
+    /// In the same domain, on purpose: copies stay below one switch, and after the loss of a domain its data comes from Tier-3.
     Within(String),
 }
 
@@ -69,7 +69,7 @@ impl Default for Scope {
 }
 
 impl Scope {
-    /// The label that is looked at.
+    /// Returns the label that names failure domains.
     #[must_use]
     pub fn label(&self) -> &str {
         match self {
@@ -78,21 +78,21 @@ impl Scope {
     }
 }
 
-/// What the settings say.
+/// The settings for placement.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Rules {
     pub scheme: Scheme,
     pub scope: Scope,
 }
 
-/// One who has copies and keeps copies.
+/// A node to be placed: it has copies and keeps copies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
     pub name: NodeName,
     pub labels: Labels,
 }
 
-/// Orders placements: by the coordinator's epoch, then by its own count.
+/// Order of placements: by the coordinator's epoch, then by its own count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct PlacementVersion {
     pub epoch: Epoch,
@@ -104,11 +104,11 @@ pub struct PlacementVersion {
 pub struct Placement {
     pub version: PlacementVersion,
     pub rules: Rules,
-    /// Each begins with its smallest name, and they are in the order of those.
+    /// Circles, each beginning with its smallest name, in the order of these names.
     circles: Vec<Vec<NodeName>>,
 }
 
-/// Why a placement from outside is none.
+/// The reason why a placement from outside is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadPlacement {
     #[error("a placement of {found} nodes, and {MEMBERS_MAX} are taken at most; ask its sender")]
@@ -120,20 +120,20 @@ pub enum BadPlacement {
 }
 
 impl Placement {
-    /// The circles, each node's copies at the one after it and the last one's at the first.
+    /// Returns the circles. Each node's copies are at the node after it, and the last one's at the first.
     #[must_use]
     pub fn circles(&self) -> &[Vec<NodeName>] {
         &self.circles
     }
 
-    /// How many nodes are placed.
+    /// Returns how many nodes are placed.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.circles.iter().map(Vec::len).sum()
     }
 
-    /// Who keeps the copies of `node`. None without a partner, or where it is no member. Costs a walk over all; whoever asks
-    /// for many makes [`Self::partners`] once.
+    /// Returns the node that keeps the copies of `node`. None without a partner, or if `node` is no member. Costs a walk over all
+    /// nodes; a caller that asks for many makes [`Self::partners`] once.
     #[must_use]
     pub fn partner_of(&self, node: &NodeName) -> Option<&NodeName> {
         let (circle, at) = self.find(node)?;
@@ -141,7 +141,7 @@ impl Placement {
         (partner != node).then_some(partner)
     }
 
-    /// Whose copies `node` keeps. As [`Self::partner_of`].
+    /// Returns the node whose copies `node` keeps; otherwise as [`Self::partner_of`].
     #[must_use]
     pub fn ward_of(&self, node: &NodeName) -> Option<&NodeName> {
         let (circle, at) = self.find(node)?;
@@ -154,7 +154,7 @@ impl Placement {
         self.circles.iter().find_map(|circle| Some((circle.as_slice(), at(circle)?)))
     }
 
-    /// Every node with who keeps its copies.
+    /// Returns every node with the node that keeps its copies.
     #[must_use]
     pub fn partners(&self) -> BTreeMap<&NodeName, Option<&NodeName>> {
         let of = |circle: &'_ Vec<NodeName>, at: usize| (circle.len() > 1).then_some((at + 1) % circle.len());
@@ -164,10 +164,10 @@ impl Placement {
         links.collect()
     }
 
-    /// Must hold for what came from another node.
+    /// Checks a placement that came from another node.
     ///
     /// # Errors
-    /// When it is too large, or names a node twice.
+    /// When the placement is too large, or names a node twice.
     pub fn check(&self) -> Result<(), BadPlacement> {
         let found = self.nodes();
         if found > MEMBERS_MAX {
@@ -186,22 +186,22 @@ impl Placement {
     }
 }
 
-/// A placement with what changed and what is not as it should be.
+/// A placement, its changes, and its weaknesses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     pub placement: Placement,
-    /// Nodes whose partner is another one than before, by name: their copies are made again there. New nodes too.
+    /// Nodes with another partner than before, by name, new nodes too: their copies are made again there.
     pub moves: Vec<Move>,
-    /// What weakens it, by node.
+    /// Weaknesses of the placement, by node.
     pub notes: Vec<Note>,
 }
 
-/// Places `members`, near what `previous` says.
+/// Places `members`, changing little against `previous`.
 ///
-/// As few nodes as can be have a partner in their own domain; among such placements few copies move: a ring moves the
-/// copies of one old node for each join or leave, a pair of up to three, and each node that had its partner in its own domain and
-/// gets a better one costs three more in a ring and four in pairs. Members that are named twice count once. The version is the
-/// previous one where no circle changed and the epoch is the same. Costs O(n log n); 10,000 nodes take some ten ms.
+/// As few nodes as possible have a partner in their own domain; among such placements few copies move. For each join or leave, a
+/// ring moves the copies of one old node, and pairs those of up to three. If a node had its partner in its own domain and gets a
+/// better one, that costs three more moves in a ring and four in pairs. Members that are named twice count once. The version
+/// stays the previous one if no circle changed and the epoch is the same. Costs O(n log n); 10,000 nodes take some ten ms.
 #[must_use]
 pub fn place(previous: Option<&Placement>, members: &[Candidate], rules: &Rules, epoch: Epoch) -> Placed {
     let members: BTreeMap<&NodeName, &Labels> =
@@ -238,7 +238,7 @@ pub fn place(previous: Option<&Placement>, members: &[Candidate], rules: &Rules,
                 circle.into_iter().for_each(|node| parts.entry(domains[node]).or_default().push(node));
                 parts.into_iter().for_each(|(group, part)| kept_in.entry(group).or_default().push(part));
             }
-            // Inside a group nobody needs to be apart.
+            // Inside a group no nodes need to be apart.
             let apart: Vec<usize> = (0..names.len()).collect();
             for (group, nodes) in groups {
                 let kept = kept_in.remove(&group).unwrap_or_default();
@@ -264,8 +264,8 @@ pub fn place(previous: Option<&Placement>, members: &[Candidate], rules: &Rules,
     Placed { placement, moves, notes }
 }
 
-/// Circles over `nodes`. `kept` is what is left of the circles of before, in their order; `domains` is a number for each
-/// node; `before` each node's partner of before, where it is still here.
+/// Makes circles over `nodes`. `kept` is the rest of the former circles, in their order; `domains` has a number for each node;
+/// `before` has each node's former partner if it is still here.
 fn arrange(
     scheme: Scheme,
     kept: Vec<Vec<usize>>,
@@ -282,7 +282,7 @@ fn arrange(
     circles.into_iter().filter(|circle| !circle.is_empty()).collect()
 }
 
-/// A number for each domain; a node that names none has one of its own.
+/// Numbers the domains; a node that names none has one of its own.
 fn numbered(domains: &[Option<&str>]) -> Vec<usize> {
     let mut known = BTreeMap::new();
     let mut count = 0;
@@ -299,18 +299,18 @@ fn numbered(domains: &[Option<&str>]) -> Vec<usize> {
     domains.iter().map(&mut number).collect()
 }
 
-/// The smallest name first, so that one circle has one form.
+/// Rotates the smallest name to the front, so that one circle has one form.
 fn canonical(circle: &mut [NodeName]) {
     let smallest = circle.iter().enumerate().min_by_key(|(_, name)| *name).map_or(0, |(at, _)| at);
     circle.rotate_left(smallest);
 }
 
-/// Nodes sorted into their domains, to be taken one after another from the largest that fits.
+/// Nodes sorted into their domains, to be taken one after another from the largest domain that fits.
 #[derive(Debug)]
 struct ByDomain {
-    /// (how many are left, domain): the largest last.
+    /// (number of nodes left, domain): the largest last.
     sizes: BTreeSet<(usize, usize)>,
-    /// In reverse order, so that the first is popped.
+    /// Nodes of each domain in reverse order, so that the first is popped.
     nodes: BTreeMap<usize, Vec<usize>>,
 }
 
@@ -320,12 +320,12 @@ impl ByDomain {
         for node in nodes.iter().rev() {
             sorted.entry(domains[*node]).or_default().push(*node);
         }
-        // Of equal domains the first is taken first.
+        // Of domains of equal size the first is taken first.
         let sizes = sorted.iter().map(|(domain, nodes)| (nodes.len(), usize::MAX - domain)).collect();
         Self { sizes, nodes: sorted }
     }
 
-    /// A node of the largest domain that is not `unlike`.
+    /// Takes a node of the largest domain that is not `unlike`.
     fn take(&mut self, unlike: Option<usize>) -> Option<usize> {
         let fits = |(_, domain): &&(usize, usize)| Some(usize::MAX - domain) != unlike;
         let (size, domain) = *self.sizes.iter().rev().find(fits)?;

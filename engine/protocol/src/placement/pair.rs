@@ -1,14 +1,15 @@
-//! Circles of two, and one of three where the number is odd; the two in different domains wherever that can be.
+//! Circles of two, and one of three if the number is odd; partners are in different domains wherever possible.
 //!
-//! Owns: who is paired with whom, and which pairs are parted for it. Does not own: one circle of all (`ring`).
+//! Owns: which nodes are paired, and which pairs are parted for that. Does not own: one circle of all (`ring`).
 //!
-//! With an even number the result has as few pairs inside one domain as can be, for the reason that `ring` gives: while
-//! two of a domain D are together and D has at most half of the nodes, there is a pair without D to exchange with.
+//! With an even number the result has as few pairs inside one domain as possible, for the reason that `ring` gives:
+//! while two nodes of a domain D are paired and D has at most half of the nodes, there is a pair without D to exchange
+//! with.
 
 use super::ByDomain;
 use std::collections::BTreeMap;
 
-/// The circles over what is left of those before and `new`.
+/// Makes the circles over the rest of the former ones and `new`.
 pub(super) fn arrange(kept: Vec<Vec<usize>>, new: Vec<usize>, domains: &[usize]) -> Vec<Vec<usize>> {
     let mut pairs = Pairs { pairs: vec![], three: None, domains };
     let mut single = new;
@@ -43,7 +44,7 @@ impl Pairs<'_> {
         self.domains[a] == self.domains[b]
     }
 
-    /// How many of the three have their partner in their own domain.
+    /// Returns how many of the three have their partner in their own domain.
     fn bad_of_three(&self, [a, b, c]: [usize; 3]) -> usize {
         [[a, b], [b, c], [c, a]].into_iter().filter(|edge| self.is_bad(*edge)).count()
     }
@@ -52,7 +53,7 @@ impl Pairs<'_> {
         pair.iter().any(|node| self.domains[*node] == domain)
     }
 
-    /// Gives each of those without a partner one.
+    /// Gives a partner to each node without one.
     fn marry(&mut self, single: &[usize]) {
         let mut single = ByDomain::of(single, self.domains);
         let mut left = vec![];
@@ -62,7 +63,8 @@ impl Pairs<'_> {
                 None => left.push(a),
             }
         }
-        // What is left is of one domain. Two of them part a pair that has none of it, first one that is bad itself.
+        // The nodes left are of one domain. Two of them part a pair without that domain; pairs inside one domain are
+        // parted first.
         let mut pairs = std::mem::take(&mut self.pairs);
         pairs.sort_by_key(|pair| !self.is_bad(*pair));
         self.pairs = pairs;
@@ -87,10 +89,10 @@ impl Pairs<'_> {
         }
     }
 
-    /// The last one parts the circle of three, or makes one.
+    /// Joins the last node to the circle of three, which becomes two pairs, or makes a circle of three.
     fn marry_odd(&mut self, odd: usize) {
         if let Some([a, b, c]) = self.three.take() {
-            // Which of the three goes with it: the choice with the fewest in one domain.
+            // Chooses the node of the three that pairs with it, so that the fewest pairs lie in one domain.
             let choices = [(a, [b, c]), (b, [c, a]), (c, [a, b])];
             let bad = |(out, rest): &(usize, [usize; 2])| {
                 usize::from(self.is_bad([odd, *out])) + usize::from(self.is_bad(*rest))
@@ -101,7 +103,7 @@ impl Pairs<'_> {
             }
             return;
         }
-        // A pair whose two domains differ from this one's and from each other; a bad pair where that is better.
+        // Prefers a pair whose two domains differ from this node's and from each other; a bad pair if that gains more.
         let good = |[a, b]: &[usize; 2]| self.bad_of_three([*a, *b, odd]) == 0;
         let at = self.pairs.iter().position(good);
         let gained = |at: &usize| {
@@ -125,7 +127,7 @@ impl Pairs<'_> {
                 bad.entry(self.domains[pair[0]]).or_default().push(at);
             }
         }
-        // Those that are bad themselves are mended by the same exchange.
+        // Pairs that are bad themselves are mended by the same exchange.
         let others: Vec<usize> = bad.values().flatten().copied().chain(0..self.pairs.len()).collect();
         for (domain, pairs) in bad {
             let mut others = others.iter().copied();
@@ -141,7 +143,7 @@ impl Pairs<'_> {
         while self.mend_three() {}
     }
 
-    /// Exchanges one of a pair with one of the three where that leaves fewer in one domain.
+    /// Exchanges a node of a pair with one of the three if fewer partners then lie in one domain.
     fn exchange_with_three(&mut self, at: usize) -> bool {
         let Some(three) = self.three else { return false };
         let pair = self.pairs[at];
@@ -158,7 +160,7 @@ impl Pairs<'_> {
         false
     }
 
-    /// True when one of the three got a better partner. At most three times in a row.
+    /// Returns true if one of the three got a better partner. At most three times in a row.
     fn mend_three(&mut self) -> bool {
         let bad = self.three.is_some_and(|three| self.bad_of_three(three) > 0);
         bad && (0..self.pairs.len()).any(|at| self.exchange_with_three(at))

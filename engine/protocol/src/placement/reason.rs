@@ -1,6 +1,6 @@
-//! Why a partner is another one than before, and what weakens a placement.
+//! Reasons for a change of partner, and weaknesses of a placement.
 //!
-//! Owns: the reasons, in words too. Does not own: the choice (`ring`, `pair`).
+//! Owns: the reasons, also in words. Does not own: the choice (`ring`, `pair`).
 
 use super::{Placement, Scope};
 use crate::id::NodeName;
@@ -12,22 +12,22 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
     pub node: NodeName,
-    /// Who kept its copies; none for a new node.
+    /// The node that kept the copies; none for a new node.
     pub from: Option<NodeName>,
     pub to: Option<NodeName>,
     pub because: Because,
 }
 
-/// Why its partner is another one.
+/// The reason for another partner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Because {
-    /// It was not placed before.
+    /// The node was not placed before.
     New,
-    /// Its partner is no member any more.
+    /// The partner is no longer a member.
     PartnerGone,
-    /// Its partner was where it should not be.
+    /// The partner was where it should not be.
     Better,
-    /// Others came or went, or needed a better partner.
+    /// Other nodes came or went, or needed a better partner.
     Room,
 }
 
@@ -45,14 +45,14 @@ impl fmt::Display for Move {
     }
 }
 
-/// What weakens a placement, on one node.
+/// A weakness of a placement, on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Note {
-    /// It is the only one, of all or of its domain: nothing that it saves is replicated.
+    /// The only node, of all or of its domain: nothing that it saves is replicated.
     Alone { node: NodeName, domain: Option<String> },
-    /// Its partner is in its own domain, although it should be in another.
+    /// The partner is in the node's own domain, although it should be in another.
     SameDomain { node: NodeName, partner: NodeName, label: String, domain: String },
-    /// Others have the label and it has not: nobody knows what it fails with.
+    /// Other nodes have the label but this one has not: its failure domain is unknown.
     Unlabelled { node: NodeName, label: String },
 }
 
@@ -87,7 +87,7 @@ impl fmt::Display for Note {
     }
 }
 
-/// Every node whose partner is not the one of before, by name.
+/// Returns every node with another partner than before, by name.
 pub(super) fn moves(
     previous: Option<&Placement>,
     placement: &Placement,
@@ -99,7 +99,7 @@ pub(super) fn moves(
         let (from, because) = match before.get(node) {
             Some(from) if *from == to => continue,
             None => (None, Because::New),
-            // It had none, and has one now.
+            // The node had no partner, and has one now.
             Some(None) => (None, Because::Better),
             Some(Some(from)) if !members.contains_key(from) => (Some(*from), Because::PartnerGone),
             Some(Some(from)) if placement.is_misplaced(members, node, from) => (Some(*from), Because::Better),
@@ -128,7 +128,7 @@ impl Placement {
     }
 }
 
-/// What is not as it should be, by node.
+/// Returns the weaknesses, by node.
 pub(super) fn notes(placement: &Placement, members: &BTreeMap<&NodeName, &Labels>) -> Vec<Note> {
     let label = placement.rules.scope.label();
     let domain = |node: &NodeName| members.get(node).and_then(|labels| labels.get(label));

@@ -1,17 +1,16 @@
-//! One circle of all nodes, neighbours in different domains wherever that can be.
+//! A single circle of all nodes, with neighbours in different domains wherever possible.
 //!
-//! Owns: where new nodes are put in, and which nodes are taken out and put elsewhere. Does not own: circles of two
-//! (`pair`).
+//! Owns: where new nodes are inserted, and which nodes move elsewhere. Does not own: circles of two (`pair`).
 //!
-//! Why the repair finds the best there is: let domain D have d of n nodes, two of them neighbours. At most 2d − 1 edges
-//! touch D then. With d ≤ n/2 that is less than n, so an edge is left whose ends are both outside D, and one of the two
-//! fits in there: one bad edge less, none more. With d > n/2 the same goes on until every edge touches D, and then 2d − n
-//! edges are inside D, which no circle can have fewer of.
+//! The repair finds the best circle. Let domain D have d of n nodes, two of them neighbours. Then at most 2d − 1 edges
+//! touch D. With d ≤ n/2 that is less than n, so the ends of some edge are both outside D, and one of the two neighbours
+//! fits in there: one bad edge less, none more. With d > n/2 the same goes on until every edge touches D. Then 2d − n
+//! edges are inside D, and no circle can have fewer.
 
 use super::ByDomain;
 use std::collections::BTreeMap;
 
-/// The circle over what is left of those before, joined in their order, and `new`.
+/// Makes the circle over the rest of the former ones, joined in their order, and `new`.
 pub(super) fn arrange(
     kept: Vec<Vec<usize>>,
     new: Vec<usize>,
@@ -23,7 +22,7 @@ pub(super) fn arrange(
     let order = if order.is_empty() { block(&mut new, domains) } else { order };
     let Some(&first) = order.first() else { return vec![] };
     let mut circle = Circle::of(&order, domains, before);
-    // Between two of one domain a new node does the most good.
+    // A new node does the most good between two nodes of one domain.
     for &node in &order {
         if circle.is_bad(node)
             && let Some(taken) = new.take(Some(domains[node]))
@@ -31,13 +30,13 @@ pub(super) fn arrange(
             circle.insert(taken, node);
         }
     }
-    // The rest in one place, since that changes one partner however many there are.
+    // Inserts the rest in one place, since that changes one partner only.
     if !new.is_empty() {
         let block = block(&mut new, domains);
         let (head, tail) = (block[0], block[block.len() - 1]);
         let fits =
             |node: &usize| domains[*node] != domains[head] && domains[circle.next[*node]] != domains[tail];
-        // Where a partner is another one anyhow nothing moves at all.
+        // If a partner changes anyhow, no further copy moves.
         let changed: Vec<usize> = order.iter().copied().filter(|node| circle.is_changed(*node)).collect();
         let place = changed.iter().copied().find(fits).or_else(|| order.iter().copied().rev().find(fits));
         let mut place = place.or_else(|| changed.first().copied()).unwrap_or(order[order.len() - 1]);
@@ -50,7 +49,7 @@ pub(super) fn arrange(
     circle.list(first)
 }
 
-/// Takes all, no two neighbours of one domain while another domain is left.
+/// Takes all nodes, without two neighbours of one domain while another domain is left.
 fn block(new: &mut ByDomain, domains: &[usize]) -> Vec<usize> {
     let mut block = vec![];
     let mut last = None;
@@ -79,13 +78,13 @@ impl<'a> Circle<'a> {
         Self { next, previous, domains, before }
     }
 
-    /// Its partner is in its own domain.
+    /// Whether the node's partner is in its own domain.
     fn is_bad(&self, node: usize) -> bool {
         let next = self.next[node];
         node != next && self.domains[node] == self.domains[next]
     }
 
-    /// Its partner is not the one of before.
+    /// Whether the node has another partner than before.
     fn is_changed(&self, node: usize) -> bool {
         self.before[node] != Some(self.next[node])
     }
@@ -111,21 +110,22 @@ impl<'a> Circle<'a> {
         all
     }
 
-    /// Moves one of two neighbours of one domain to where neither neighbour is of that domain, as long as there is such
-    /// a place.
+    /// Moves one of two neighbours of one domain to a place where neither neighbour is of that domain, as long as there
+    /// is such a place.
     fn repair(&mut self, first: usize) {
         let order = self.list(first);
         let mut bad: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for node in order.iter().copied().filter(|node| self.is_bad(*node)) {
             bad.entry(self.domains[node]).or_default().push(node);
         }
-        // Places by what they are good for: two bad edges mended at once; no further partner changed; the others.
+        // Orders places by their benefit: first two bad edges mended at once, then no further partner changed, then the
+        // others.
         let mut places: Vec<usize> = bad.values().flatten().copied().collect();
         places.extend(order.iter().copied().filter(|node| self.is_changed(*node)));
         places.extend(&order);
         for (domain, nodes) in bad {
-            // While nodes of one domain are moved, no place becomes free of it: those passed over stay passed over, and
-            // at most two a node of the domain are.
+            // While nodes of one domain are moved, no place becomes free of it. Places that were skipped stay skipped: at
+            // most two for each node of the domain.
             let mut free = places.iter().copied();
             for node in nodes {
                 while self.is_bad(node) {
@@ -141,8 +141,8 @@ impl<'a> Circle<'a> {
         }
     }
 
-    /// Of a node and its partner, both in one domain: the node itself moves where its own partner is another one anyhow
-    /// and the other's is not.
+    /// Whether, of a node and its partner in one domain, the node itself should move: its own partner changes anyhow and
+    /// the other's does not.
     fn is_better_taken(&self, node: usize) -> bool {
         self.is_changed(node) && !self.is_changed(self.next[node])
     }

@@ -1,55 +1,55 @@
-//! What a placement survives: of all ways to lose one, two or three nodes, how many lose data, and the worst of them.
+//! Survival of a placement: how many ways to lose one, two or three nodes lose data, and the worst of them.
 //!
 //! Owns: the counts, exact for any number of nodes, and the examples. Does not own: the placement (`mod`).
 //!
-//! A node's data is lost with it and its partner. So a loss of k nodes is harmless when no two of them are neighbours in
-//! a circle; a circle of n has n/(n−k) · C(n−k, k) such choices, and those of several circles are multiplied like
-//! polynomials. That costs one step a circle.
+//! A node's data is lost together with it and its partner. A loss of k nodes is therefore harmless if no two of them are
+//! neighbours in a circle. A circle of n has n/(n−k) · C(n−k, k) such choices, and the choices of several circles are
+//! multiplied like polynomials. The cost is one step a circle.
 
 use super::{Candidate, Placement};
 use crate::id::NodeName;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Losses of up to so many nodes are counted.
+/// Most lost nodes that are counted.
 const LOST_MAX: usize = 3;
 
-/// All ways to lose so many nodes at once.
+/// All ways to lose a number of nodes at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loss {
     pub lost: usize,
-    /// How many ways there are; 0 with fewer nodes.
+    /// Number of ways to lose so many; 0 if there are fewer nodes.
     pub combinations: u64,
-    /// Those that lose data which is not in Tier-3.
+    /// Number of ways that lose data which is not in Tier-3.
     pub fatal: u64,
-    /// The nodes of one that loses the most; empty when none loses any.
+    /// The nodes of a way that loses the most; empty if none loses any.
     pub worst: Vec<NodeName>,
-    /// Nodes whose data is lost in it.
+    /// Nodes whose data that way loses.
     pub worst_loses: Vec<NodeName>,
 }
 
 /// All ways to lose one failure domain whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DomainSurvival {
-    /// `rack`, or what the settings name.
+    /// `rack`, or the label that the settings name.
     pub label: String,
-    /// Those that have the label's value in common with no other are counted too.
+    /// Number of domains, including nodes that share the label's value with no other.
     pub domains: u64,
     pub fatal: u64,
-    /// The one that loses the most nodes' data; none when none loses any.
+    /// The domain that loses the most nodes' data; none if none loses any.
     pub worst: Option<String>,
     pub worst_loses: u64,
 }
 
-/// What a placement survives.
+/// Survival of a placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Survival {
-    /// For one, two and three nodes.
+    /// Losses of one, two and three nodes.
     pub losses: Vec<Loss>,
-    /// None when no node has the label.
+    /// None if no node has the label.
     pub domains: Option<DomainSurvival>,
 }
 
-/// Counts. `members` are only asked for the label that the placement's scope names.
+/// Counts the losses. `members` are needed only for the label that the placement's scope names.
 #[must_use]
 pub fn survival(placement: &Placement, members: &[Candidate]) -> Survival {
     let sizes: Vec<u64> = placement.circles().iter().map(|circle| circle.len() as u64).collect();
@@ -70,7 +70,7 @@ pub fn survival(placement: &Placement, members: &[Candidate]) -> Survival {
     Survival { losses: (1..=LOST_MAX).map(loss).collect(), domains: domains(placement, members) }
 }
 
-/// For 0 to [`LOST_MAX`] lost nodes, how many choices lose no data.
+/// Returns, for 0 to [`LOST_MAX`] lost nodes, how many choices lose no data.
 fn harmless(sizes: &[u64]) -> [u128; LOST_MAX + 1] {
     let mut all: [u128; LOST_MAX + 1] = [1, 0, 0, 0];
     for size in sizes {
@@ -86,7 +86,7 @@ fn harmless(sizes: &[u64]) -> [u128; LOST_MAX + 1] {
     all
 }
 
-/// The same for one circle.
+/// Returns the same for one circle.
 fn harmless_in_circle(n: u128) -> [u128; LOST_MAX + 1] {
     match n {
         0 | 1 => [1, 0, 0, 0],
@@ -110,17 +110,17 @@ fn narrow(count: u128) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }
 
-/// A node and who keeps its copies.
+/// A node, and the node that keeps its copies.
 type Link<'a> = (&'a NodeName, Option<&'a NodeName>);
 
-/// Of those lost, whose data is lost: their partner is among them, or they have none.
+/// Returns the lost nodes whose data is lost: their partner is lost too, or they have none.
 fn losing<'a>(lost: &[Link<'a>]) -> Vec<&'a NodeName> {
     let is_lost = |node: &NodeName| lost.iter().any(|(other, _)| *other == node);
     lost.iter().filter(|(_, partner)| partner.is_none_or(is_lost)).map(|(node, _)| *node).collect()
 }
 
-/// Enough nodes to find the worst loss among: losing one circle whole loses the most for its size, and neighbours in a
-/// longer one come next. More of a kind can be in no loss of [`LOST_MAX`].
+/// Returns enough nodes to find the worst loss among. The worst loss is one whole circle of its size, and then
+/// neighbours in a longer circle. No loss of [`LOST_MAX`] can contain more of a kind.
 fn few_of_each(placement: &Placement) -> Vec<Link<'_>> {
     let mut few = vec![];
     for (least, most, circles) in [(1, 1, LOST_MAX), (2, 2, 2), (3, 3, 1), (4, usize::MAX, 1)] {
@@ -133,7 +133,7 @@ fn few_of_each(placement: &Placement) -> Vec<Link<'_>> {
     few
 }
 
-/// The first choice of `lost` nodes among `few` that loses the most; empty when none loses any.
+/// Returns the first choice of `lost` nodes among `few` that loses the most; empty if none loses any.
 fn worst<'a>(few: &[Link<'a>], lost: usize) -> Vec<Link<'a>> {
     let mut best: (usize, Vec<Link<'a>>) = (0, vec![]);
     let mut stack: Vec<(usize, Vec<Link<'a>>)> = vec![(0, vec![])];

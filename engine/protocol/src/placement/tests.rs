@@ -1,4 +1,5 @@
-//! Placements by example and by property: apart wherever that can be, few moves, and counts that agree with counting.
+//! Placements by example and by property: partners apart wherever possible, few moves, and counts that agree with
+//! brute force.
 
 use super::*;
 use crate::label::Label;
@@ -8,7 +9,7 @@ fn name(text: &str) -> NodeName {
     text.parse().unwrap()
 }
 
-/// `a` is a node without labels, `a@r1` one in rack r1.
+/// `a` is a node without labels, `a@r1` is one in rack r1.
 fn candidate(text: &str) -> Candidate {
     let (node, rack) = text.split_once('@').map_or((text, None), |(node, rack)| (node, Some(rack)));
     let labels = rack.map(|rack| Label { key: "rack".into(), value: rack.into() });
@@ -104,7 +105,7 @@ fn within_a_rack_on_purpose_no_copy_leaves_it() {
         assert_eq!(notes(&placed).len(), 1);
         assert!(notes(&placed)[0].starts_with("node f has no partner in rack r3:"), "{:?}", notes(&placed));
     }
-    // A node that is put into another rack leaves its circle.
+    // A node that moves into another rack leaves its circle.
     let before = placed("a@r1 b@r1 c@r1 d@r2 e@r2", &within(Scheme::Ring));
     let after = then(&before, "a@r1 b@r1 c@r2 d@r2 e@r2", &within(Scheme::Ring));
     assert_eq!(shown(&after.placement), "a>b c>d>e");
@@ -203,7 +204,7 @@ fn scheme() -> impl Strategy<Value = Scheme> {
     prop_oneof![Just(Scheme::Ring), Just(Scheme::Pair)]
 }
 
-/// A node's number and its rack: of few racks, so that some have most of the nodes; 0 is none.
+/// Generates nodes by number and rack: of few racks, so that some have most of the nodes; 0 is none.
 fn members(most: usize) -> impl Strategy<Value = Vec<Candidate>> {
     prop::collection::btree_map(0..20_usize, 0..4_usize, 0..=most).prop_map(|nodes| {
         let one = |(node, rack): (usize, usize)| match rack {
@@ -219,7 +220,7 @@ fn rack(members: &[Candidate], node: &NodeName) -> Option<String> {
     member.labels.get("rack").map(str::to_owned)
 }
 
-/// Nodes whose partner is in their own rack.
+/// Counts nodes whose partner is in their own rack.
 fn misplaced(placement: &Placement, members: &[Candidate]) -> usize {
     let is_bad = |(node, partner): &(&NodeName, Option<&NodeName>)| {
         partner.is_some_and(|partner| {
@@ -229,7 +230,7 @@ fn misplaced(placement: &Placement, members: &[Candidate]) -> usize {
     placement.partners().iter().filter(|(node, partner)| is_bad(&(*node, **partner))).count()
 }
 
-/// How many nodes are in the rack with the most.
+/// Returns how many nodes are in the largest rack.
 fn largest(members: &[Candidate]) -> usize {
     let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
     members.iter().filter_map(|member| member.labels.get("rack")).for_each(|rack| {
@@ -238,7 +239,8 @@ fn largest(members: &[Candidate]) -> usize {
     sizes.into_values().max().unwrap_or(0)
 }
 
-/// The fewest misplaced nodes that pairs, with one circle of three for an odd number, can have: by trying all.
+/// Returns, by trying all, the fewest misplaced nodes that pairs can have, with one circle of three for an odd
+/// number.
 fn fewest(racks: &[Option<String>], three_left: bool) -> usize {
     let Some((first, rest)) = racks.split_first() else { return 0 };
     let same = |a: &Option<String>, b: &Option<String>| usize::from(a.is_some() && a == b);
@@ -289,7 +291,7 @@ proptest! {
             (Scheme::Pair, false) => prop_assert_eq!(threes, usize::from(after.len() % 2 == 1 && after.len() > 1)),
             (Scheme::Pair, true) => prop_assert!(threes <= groups.len()),
         }
-        // What moves is what differs, and again is the same.
+        // The moves are exactly the differences, and a second call changes nothing.
         let old = first.placement.partners();
         let moved: BTreeSet<_> = second.moves.iter().map(|moved| &moved.node).collect();
         for (node, partner) in &partners {
@@ -344,7 +346,7 @@ proptest! {
         let most = match (scheme, labelled) {
             (Scheme::Ring, false) => 1,
             (Scheme::Pair, false) => 3,
-            // And one exchange, where the one that joined or left brought two of a rack together.
+            // One more exchange, if a join or leave made two nodes of one rack neighbours.
             (Scheme::Ring, true) => 1 + 3,
             (Scheme::Pair, true) => 3 + 4,
         };

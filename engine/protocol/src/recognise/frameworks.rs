@@ -1,38 +1,38 @@
-//! What each framework's checkpoints look like: names, and what they prove.
+//! The built-in rules: the names in each framework's checkpoints, and what they prove.
 //!
-//! Owns: the table. Does not own: how a rule is applied (`rules`), what follows (`evidence`). Sources and the order of each
+//! Owns: the table. Does not own: how a rule is applied (`rules`), its consequences (`evidence`). Sources and the order of each
 //! framework's system calls: `engine/design/0010-recognition.md`.
 //!
-//! The order matters where a directory fits several: a framework that saves through another one stands before it.
+//! The order matters if a directory matches several rules: a framework that saves through another one stands before it.
 
 use super::spec::{IndexKind, MarkerBy, RuleSpec, TrackerHolds};
 
 const STEP_DIRECTORY: &str = r"(?i-u)^(?:(?:global_step|step|iter|iteration|checkpoint|ckpt|epoch|ep|ba)[-_=]?(?<step>\d+)[-_,.]?)+(?:ckpt)?$";
-/// Also under the name that it has while torch_checkpointing writes it.
+/// As [`STEP_DIRECTORY`], also with the prefix that torch_checkpointing uses while it writes.
 const STEP_DIRECTORY_IN_FLIGHT: &str = r"(?i-u)^(?:tmp_)?(?:(?:global_step|step|iter|iteration|checkpoint|ckpt|epoch|ep|ba)[-_=]?(?<step>\d+)[-_,.]?)+(?:ckpt)?$";
 /// Files that `save_pretrained` of transformers and of PEFT writes before any weights.
 pub(super) const FOREWORDS: [&[u8]; 3] = [b"config.json", b"generation_config.json", b"README.md"];
-/// What torch.save's users call a rank's part.
+/// Names that users of torch.save give to a rank's part.
 const RANK_PART: &str = r"(?-u)(?:^|[^A-Za-z])(?:mp_rank_|rank[-_]?|shard[-_]?)(?<rank>\d+)";
-/// Logs and pictures that a rank, often only one, leaves beside its state for people.
+/// Logs and pictures for people that a rank, often only one, leaves beside its state.
 const RANK_LOG: &str = r"(?i-u)\.(?:log|out|err|txt|csv|tsv|jsonl|md|html?|pdf|png|jpe?g|gif|webp|svg|wav|mp[34]|trace\.json(?:\.gz)?)$";
 const DCP_SHARD: &str = r"(?-u)^__(?<rank>\d+)_\d+\.distcp$";
-/// Megatron may put a hint before it.
+/// As [`DCP_SHARD`]; Megatron may put a hint before it.
 const MEGATRON_SHARD: &str = r"(?-u)__(?<rank>\d+)_\d+\.distcp$";
 const SAFETENSORS: &str = r"(?-u)-of-\d{5}\.safetensors$|\.safetensors\.index\.json$";
 /// Endings of torch.save's files, and of safetensors.
 pub(super) const TORCH_FILE: &str = r"\.(?:pt|pth|bin|ckpt|safetensors|pth\.tar)$";
-/// Endings of other formats: of HDF5 and Keras, numpy, pickle, Flax, XGBoost, GGML, ONNX.
+/// Endings of other formats: HDF5 and Keras, numpy, pickle, Flax, XGBoost, GGML, ONNX.
 pub(super) const OTHER_FILE: &str = r"\.(?:h5|keras|npz|pkl|msgpack|ubj|gguf|onnx)$";
-/// Those of the formats that hold anything, where the last word says that it is no state of a training; and what Accelerate numbers
-/// by rank and object, not by step.
+/// Files of general formats whose last word shows that they are no state of a training; also files that Accelerate numbers by rank
+/// and object, not by step.
 const OTHER_DATA: &str = concat!(
     r"(?i-u)(?:(?:^|[^a-z])(?:data|datasets?|samples?|features?|embeddings?|labels?|predictions?|preds|outputs?|results?",
     r"|scores?|metrics?|metadata|meta|history|logs?|stats|statistics|summary|vocab|vocabulary|tokens?|tokenizer|index",
     r"|indices|cache|config|args|hparams|settings|info)|^(?:[xy][-_])?(?:train|val|valid|validation|test|eval))",
     r"[^a-z]*\.(?:h5|npz|pkl|msgpack)$|^custom_checkpoint_\d+\.pkl$|^random_states_\d+\.pkl$",
 );
-/// Of ZeRO 1 and above: each rank's part of the optimizer, and with ZeRO 3 of the model.
+/// ZeRO 1 and above: each rank's part of the optimizer, and with ZeRO 3 of the model.
 const ZERO_PART: &str =
     r"(?-u)^(?:bf16_|fp16_)?zero_pp_rank_(?<rank>\d+)_mp_rank_\d+(?:_\d+)?_(?:optim|model)_states\.pt$";
 const DEEPSPEED_FILE: &str =
@@ -46,11 +46,11 @@ fn some(text: &str) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// What wraps other formats, and knows when its own part is done.
+/// Returns the rules of trainers that wrap other formats, and know when their own part is done.
 fn saved_by_trainers() -> Vec<RuleSpec> {
     vec![
-        // The process that saves writes trainer_state.json last and waits for nobody: other ranks' random states and, under
-        // DeepSpeed and FSDP, their parts may come later.
+        // The process that saves writes trainer_state.json last and waits for no other rank. Other ranks' random states may come
+        // later, and so may their parts under DeepSpeed and FSDP.
         RuleSpec {
             name: "hf_trainer".into(),
             directory: some(r"(?-u)^checkpoint-(?<step>\d+)$"),
@@ -62,7 +62,7 @@ fn saved_by_trainers() -> Vec<RuleSpec> {
             more_follows: true,
             ..RuleSpec::default()
         },
-        // No marker. Random states are the last that each rank writes. The number counts saves, not steps.
+        // There is no marker. Each rank writes its random states last. The number counts saves, not steps.
         RuleSpec {
             name: "accelerate".into(),
             directory: some(r"(?-u)^checkpoint_(?<step>\d+)$"),
@@ -72,7 +72,7 @@ fn saved_by_trainers() -> Vec<RuleSpec> {
             more_follows: true,
             ..RuleSpec::default()
         },
-        // `<directory>-unfinished` lies beside it from before its first byte until all ranks are done.
+        // `<directory>-unfinished` exists beside it from before its first byte until all ranks are done.
         RuleSpec {
             name: "nemo".into(),
             directory: some(r"(?-u)(?:^|[-_])step=(?<step>\d+)-consumed_samples="),
@@ -81,7 +81,7 @@ fn saved_by_trainers() -> Vec<RuleSpec> {
             more_follows: true,
             ..RuleSpec::default()
         },
-        // A directory where the strategy shards, else one file, renamed from $TMPDIR where that is on the mount.
+        // A directory if the strategy shards, else one file, which is renamed from $TMPDIR if that is on the mount.
         RuleSpec {
             name: "lightning".into(),
             directory: some(r"(?-u)^(?:(?:.*?epoch=\d+)?-?(?:.*?step=(?<step>\d+)).*|last(?:-v\d+)?)\.ckpt$"),
@@ -93,11 +93,11 @@ fn saved_by_trainers() -> Vec<RuleSpec> {
     ]
 }
 
-/// What trains, with formats of its own.
+/// Returns the rules of training engines with formats of their own.
 fn saved_by_engines() -> Vec<RuleSpec> {
     vec![
-        // DCP's index is what proves it. metadata.json, hashes of all files and what runs on top of Megatron adds follow; with
-        // `--ckpt-format torch_dcp` nothing does.
+        // DCP's index proves it. Then metadata.json follows, hashes of all files, and files of programs that run on top of
+        // Megatron. With `--ckpt-format torch_dcp` nothing follows.
         RuleSpec {
             name: "megatron".into(),
             directory: some(r"(?-u)^iter_(?<step>\d{7,})$|^release$"),
@@ -111,7 +111,7 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             tracker_holds: Some(TrackerHolds::Step),
             ..RuleSpec::default()
         },
-        // Its tracker lies outside, so the files say nothing of the number of ranks.
+        // The tracker lies outside, so the files do not show the number of ranks.
         RuleSpec {
             name: "megatron_torch".into(),
             directory: some(r"(?-u)^iter_(?<step>\d{7,})$|^release$"),
@@ -121,7 +121,7 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             tracker_holds: Some(TrackerHolds::Step),
             ..RuleSpec::default()
         },
-        // `latest`, beside the directory, is written by rank 0 alone, before the others are done.
+        // `latest`, beside the directory, is written by rank 0 alone, before the other ranks are done.
         RuleSpec {
             name: "deepspeed".into(),
             directory: some(r"(?-u)^global_step(?<step>\d+)$"),
@@ -133,7 +133,7 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             tracker_holds: Some(TrackerHolds::Name),
             ..RuleSpec::default()
         },
-        // Under a tag of the user's.
+        // The same under a tag of the user's.
         RuleSpec {
             name: "deepspeed".into(),
             signature: some(DEEPSPEED_FILE),
@@ -153,7 +153,7 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             tracker_holds: Some(TrackerHolds::Name),
             ..RuleSpec::default()
         },
-        // Items and then the step's directory are renamed into place by the first process, after barriers.
+        // The first process renames items and then the step's directory into place, after barriers.
         RuleSpec {
             name: "orbax".into(),
             directory: some(
@@ -166,8 +166,8 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             temporary: some(r"\.__lock$"),
             ..RuleSpec::default()
         },
-        // `tmp_<name>` is renamed by rank 0 after a barrier. Items have the names that the user gives them: these are its
-        // tutorial's and torchtitan's. Any others are torch_save's, which a rename proves too.
+        // Rank 0 renames `tmp_<name>` after a barrier. Items have the names that the user gives them: these are its tutorial's and
+        // torchtitan's. Other items match torch_save, which a rename proves too.
         RuleSpec {
             name: "torch_checkpointing".into(),
             directory: some(STEP_DIRECTORY_IN_FLIGHT),
@@ -179,7 +179,7 @@ fn saved_by_engines() -> Vec<RuleSpec> {
             in_flight: some("^tmp_."),
             ..RuleSpec::default()
         },
-        // Each rank's directory holds files of several ranks' data; each is renamed when it is whole.
+        // Each rank's directory holds files with several ranks' data; each file is renamed when it is whole.
         RuleSpec {
             name: "nvrx_local".into(),
             single: some(r"(?-u)^iter_\d{7}_\d+_local\.pt$"),
@@ -195,7 +195,7 @@ fn saved_by_engines() -> Vec<RuleSpec> {
     ]
 }
 
-/// What others save through.
+/// Returns the rules of formats that others save through.
 fn formats() -> Vec<RuleSpec> {
     vec![
         // The validity test of torchtitan itself: `step-N` below `checkpoint` with `.metadata` or the index.
@@ -206,8 +206,7 @@ fn formats() -> Vec<RuleSpec> {
             signature: Some(format!(r"(?-u)^__\d+_\d+\.distcp$|{SAFETENSORS}")),
             ..RuleSpec::default()
         },
-        // `.metadata` is renamed into place by the coordinator after all ranks reported; without collectives each
-        // rank renames its own.
+        // The coordinator renames `.metadata` into place after all ranks reported; without collectives each rank renames its own.
         RuleSpec {
             name: "dcp".into(),
             signature: some(DCP_SHARD),
@@ -229,8 +228,8 @@ fn formats() -> Vec<RuleSpec> {
             temporary: some(r"(?-u)^\.tmp[A-Za-z0-9]{6}$"),
             ..RuleSpec::default()
         },
-        // Whatever torch.save writes. In a directory named for a step it makes that directory one checkpoint. Who writes
-        // under another name and renames, says so that all is there.
+        // Any file that torch.save writes. In a directory named for a step it makes that directory one checkpoint. A program that
+        // writes under another name and then renames thereby declares all files written.
         RuleSpec {
             name: "torch_save".into(),
             directory: some(STEP_DIRECTORY),
@@ -245,8 +244,8 @@ fn formats() -> Vec<RuleSpec> {
             temporary: some(r"(?-u)\.tmp$|^\.tmp|\.partial$|\.incomplete$|^tmp_.*\.(?:pt|pth)$"),
             ..RuleSpec::default()
         },
-        // The same for what is saved without torch. These formats hold data, too, and a run's results must not count as its
-        // newest checkpoint.
+        // The same for files saved without torch. These formats also hold data, and a run's results must not count as its newest
+        // checkpoint.
         RuleSpec {
             name: "file".into(),
             directory: some(STEP_DIRECTORY),

@@ -1,11 +1,11 @@
-//! Which checkpoint a file belongs to, from names alone.
+//! Recognition: the checkpoint that a file belongs to, from names alone.
 //!
 //! Owns: the grouping of paths into candidate checkpoints; a pure function of the set of paths, whatever their order.
 //! Does not own: the rules (`rules`), whether a candidate is complete (`evidence`).
 //!
-//! A file belongs to the outermost directory above it that is a checkpoint by its name (`step-100`, `checkpoint-500`),
-//! so nested matches fold; else to its own directory when a file in there says so (`__0_0.distcp`); else it is a
-//! checkpoint by itself, or one rank's part of a family of such files; else it is loose.
+//! A file belongs to the outermost directory above it whose name is a checkpoint's (`step-100`, `checkpoint-500`), so
+//! nested matches fold. Otherwise it belongs to its own directory if a file in there is telling (`__0_0.distcp`).
+//! Otherwise it is a checkpoint by itself, or one rank's part of a family of such files. Otherwise it is loose.
 
 mod frameworks;
 mod rules;
@@ -24,17 +24,17 @@ use crate::path::{CheckpointName, RelPath, RunPath};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The rule of a model's parts, which people copy about.
+/// The rule of a model's parts, which people copy around.
 pub const PARTS: &str = "safetensors";
 
-/// One checkpoint's name, over all its timelines and versions.
+/// The name of a checkpoint, over all its timelines and versions.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CheckpointId {
     pub run: RunPath,
     pub directory: CheckpointName,
 }
 
-/// What one file is to its checkpoint.
+/// The role of a file in its checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// State, of one rank where the name says which.
@@ -52,7 +52,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The rank that wrote it and no other did, where the name says which.
+    /// Returns the only rank that wrote the file, if the name gives it.
     #[must_use]
     pub fn rank(self) -> Option<u64> {
         match self {
@@ -63,40 +63,40 @@ impl Role {
     }
 }
 
-/// How a checkpoint lies in the tree.
+/// The shape of a checkpoint in the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Shape {
-    /// Everything below a directory, which its name says is a checkpoint.
+    /// All files below a directory whose name is a checkpoint's.
     Tree,
-    /// What lies directly in a directory that holds a telling file.
+    /// All files directly in a directory that holds a telling file.
     Flat,
-    /// Files of a run directory whose names differ in the rank only.
+    /// Files of a run directory whose names differ only in the rank.
     Family,
-    /// One file.
+    /// A single file.
     Single,
 }
 
-/// The files that make one checkpoint, as far as they are there.
+/// The files that make one checkpoint, as far as they exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
     pub id: CheckpointId,
-    /// The rule, as `ls` shows it.
+    /// The name of the rule, as `ls` shows it.
     pub framework: String,
     pub shape: Shape,
     pub step: Option<Step>,
     pub files: BTreeMap<RelPath, Role>,
-    /// Files in flight under a temporary name, and names beside it that are there while it is written.
+    /// Files in flight under a temporary name, and names beside the checkpoint that exist while it is written.
     pub temporaries: BTreeSet<RelPath>,
 }
 
 impl Candidate {
-    /// Whether it is a directory, and not files of one.
+    /// Whether the checkpoint is a directory, and not files of one.
     #[must_use]
     pub fn is_directory(&self) -> bool {
         matches!(self.shape, Shape::Tree | Shape::Flat)
     }
 
-    /// How many files there are of those that every rank writes one of.
+    /// Returns how many of those files exist that every rank writes one of.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.files.values().filter(|role| matches!(role, Role::EachRank { .. })).count()
@@ -104,30 +104,30 @@ impl Candidate {
 }
 
 impl CheckpointId {
-    /// The checkpoint at a path, whatever is there; none where the name is too long for a key.
+    /// Returns the checkpoint at a path, whatever is there; none if the name is too long for a key.
     #[must_use]
     pub fn at(path: &RelPath) -> Option<Self> {
         id_of(Some(path))
     }
 
-    /// Where it is, below the mount; `None` for the mount itself.
+    /// Returns the checkpoint's path below the mount; `None` for the mount itself.
     #[must_use]
     pub fn path(&self) -> Option<RelPath> {
         RelPath::new(crate::key::checkpoint_path(&self.run, &self.directory)).ok()
     }
 }
 
-/// Every path, once.
+/// A grouping of paths, with every path once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Grouping {
-    /// Sorted by run and name.
+    /// Candidates, sorted by run and name.
     pub candidates: Vec<Candidate>,
     pub loose: BTreeSet<RelPath>,
-    /// Temporary names that lie in no checkpoint.
+    /// Temporary names that belong to no checkpoint.
     pub temporaries: BTreeSet<RelPath>,
 }
 
-/// Where one path belongs.
+/// The place of a path in a checkpoint.
 struct Place {
     id: CheckpointId,
     shape: Shape,
@@ -135,8 +135,8 @@ struct Place {
 }
 
 impl Rules {
-    /// Groups paths into candidates. `paths` are all files of some scopes (see [`Rules::scope`]): a file's neighbours
-    /// decide, so leaving some of them out changes the answer.
+    /// Groups paths into candidates. `paths` are all files of some scopes (see [`Rules::scope`]): because a file's
+    /// neighbours decide, leaving some of them out changes the result.
     #[must_use]
     pub fn group<'a>(&self, paths: impl IntoIterator<Item = &'a RelPath>) -> Grouping {
         let mut paths: BTreeSet<&RelPath> = paths.into_iter().collect();
@@ -169,12 +169,12 @@ impl Rules {
                 files: BTreeMap::new(),
                 temporaries: BTreeSet::new(),
             });
-            // What it is there, the whole says.
+            // The role follows once all files of the checkpoint are known.
             candidate.files.insert(path.clone(), Role::Other);
         }
         for path in temporary {
             let within = match self.unfinished_beside(path) {
-                // As if it lay in there.
+                // The file counts as if it lay in that directory.
                 Some(directory) => RelPath::new(path.name()).and_then(|name| directory.join(&name)),
                 None => Ok(path.clone()),
             };
@@ -198,14 +198,14 @@ impl Rules {
         grouping
     }
 
-    /// The checkpoint that a directory is by its name, whatever is in it.
+    /// Returns the checkpoint that a directory is by its name, whatever is in it.
     #[must_use]
     pub fn named_by_directory(&self, directory: &RelPath) -> Option<CheckpointId> {
         id_of(Some(directory)).filter(|_| self.names_tree(directory))
     }
 
-    /// The smallest directory (`None` is the mount) whose files decide about `path`: group all files below it again
-    /// when something happened to `path`.
+    /// Returns the smallest directory (`None` is the mount) whose files decide about `path`. After an event for
+    /// `path`, all files below that directory have to be grouped again.
     #[must_use]
     pub fn scope(&self, path: &RelPath) -> Option<RelPath> {
         directories_above(path)
@@ -214,8 +214,8 @@ impl Rules {
             .or_else(|| path.parent())
     }
 
-    /// The checkpoint trees that could hold `path`, outermost first: named like one, and nothing between says another
-    /// step.
+    /// Returns the checkpoint trees that could hold `path`, outermost first: each has the name of one, and nothing
+    /// between names another step.
     fn trees_above(&self, path: &RelPath) -> Vec<RelPath> {
         directories_above(path)
             .filter(|directory| {
@@ -229,8 +229,8 @@ impl Rules {
             .collect()
     }
 
-    /// The step that a path inside a checkpoint names: in its directories, or in the name of a file that could be a
-    /// checkpoint by itself (`custom_checkpoint_0.pkl` numbers objects, not steps).
+    /// Returns the step that a path inside a checkpoint names. The step stands in its directories, or in the name of a
+    /// file that could be a checkpoint by itself (`custom_checkpoint_0.pkl` numbers objects, not steps).
     fn step_inside(&self, below: &RelPath) -> Option<Step> {
         if self.is_single(below) {
             return self.step(below.as_bytes());
@@ -278,14 +278,14 @@ impl Rules {
     }
 }
 
-/// The directories above a path, outermost first.
+/// Returns the directories above a path, outermost first.
 fn directories_above(path: &RelPath) -> impl Iterator<Item = RelPath> {
     let mut above: Vec<_> = std::iter::successors(path.parent(), RelPath::parent).collect();
     above.reverse();
     above.into_iter()
 }
 
-/// `None` when the name does not fit a key: such files stay loose.
+/// Returns `None` if the name does not fit a key: such files stay loose.
 fn run_of(directory: Option<RelPath>) -> Option<RunPath> {
     directory.map_or(Some(RunPath::root()), |path| RunPath::new(path).ok())
 }

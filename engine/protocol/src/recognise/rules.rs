@@ -1,7 +1,7 @@
-//! One rule, and a set of them: what a name says.
+//! A rule and a set of rules: the meaning of a name.
 //!
-//! Owns: a rule's fields, compiling it, asking it about one name. Does not own: the table of our own (`frameworks`), how
-//! names make groups (`super`).
+//! Owns: a rule's fields, compiling it, applying it to one name. Does not own: the built-in table (`frameworks`), how names make groups
+//! (`super`).
 
 use super::spec::{IndexKind, MarkerBy, RuleSpec, TrackerHolds};
 use super::{CheckpointId, Role, Shape, frameworks};
@@ -10,9 +10,9 @@ use crate::path::RelPath;
 use regex::bytes::{Regex, RegexBuilder, RegexSet, RegexSetBuilder};
 use std::sync::LazyLock;
 
-/// The most bytes that one compiled pattern may take, so that a configuration cannot exhaust memory.
+/// Most bytes that one compiled pattern may take, so that a configuration cannot exhaust memory.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
-/// The most that one kind of pattern of all rules may take together.
+/// Most bytes that one kind of pattern of all rules may take together.
 const MAX_SET_BYTES: usize = 16 << 20;
 
 /// A rule that cannot be used.
@@ -35,7 +35,7 @@ pub enum RuleError {
     },
 }
 
-/// A rule, compiled.
+/// A compiled rule.
 #[derive(Debug, Clone)]
 pub(crate) struct Rule {
     name: String,
@@ -63,7 +63,7 @@ pub(crate) struct Rule {
 #[derive(Debug, Clone)]
 pub struct Rules {
     rules: Vec<Rule>,
-    /// All rules' patterns of one kind, since most names match none.
+    /// All rules' patterns of one kind, because most names match none.
     directories: RegexSet,
     signatures: RegexSet,
     singles: RegexSet,
@@ -76,16 +76,16 @@ pub(super) static STEP: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i-u)(?:global_step|step|iteration|iter|checkpoint|ckpt|epoch|(?:^|[^A-Za-z])(?:ep|ba))[-_=]?(\d+)",
     )
 });
-/// The item `step` of one rank, as torch_checkpointing's users save it, and the directories it lies in.
+/// The item `step` of one rank, as users of torch_checkpointing save it, and the directories that it lies in.
 static STEP_ITEM: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^step_\d+\.pt$"));
 static STEP_ITSELF: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^(?:tmp_)?step[-_]?\d+$"));
-/// rsync's name for a file that it is receiving: the file's own between a point and what mkstemp(3) makes up.
+/// rsync's name for a file that it is receiving: the file's own name between a dot and the suffix of mkstemp(3).
 static RECEIVED: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^\.(.+)\.[A-Za-z0-9]{6}$"));
 /// A rank in a name. The word needs a border before it: `frank1` is a person, and `dprank1` a rank of a part of the job.
 static RANK: LazyLock<Regex> =
     LazyLock::new(|| ours(r"(?-u)(?:^|[^A-Za-z])(?:mp_rank_|rank[-_]?|shard[-_]?)(\d+)"));
 
-/// Control files that a downloader keeps beside a file which it fills in any order, until all of it is there: aria2, and pget of lftp.
+/// Control files that a downloader keeps beside a file that it fills in any order, until the file is whole: aria2, and pget of lftp.
 static FILLED_BY: LazyLock<Regex> = LazyLock::new(|| ours(r"(?-u)^(?<name>.+)\.(?:aria2|lftp-pget-status)$"));
 
 static BUILTIN: LazyLock<Rules> = LazyLock::new(|| {
@@ -125,7 +125,7 @@ impl Rule {
             let has = |regex: &Regex| regex.capture_names().flatten().any(|name| name == group);
             if compiled.as_ref().is_none_or(has) { Ok(compiled) } else { Err(incomplete(problem)) }
         };
-        // Only the set of all is asked, but its error does not say which one is bad.
+        // Only the set of all patterns is used, but its error does not say which pattern is bad.
         compile("temporary", &spec.temporary)?;
         Ok(Self {
             name: spec.name.clone(),
@@ -174,7 +174,7 @@ impl Rule {
         directory.parent().is_some_and(|above| parent.is_match(above.name()))
     }
 
-    /// Whether the file shows that this rule applies to the directory, whose name fits.
+    /// Whether the file shows that this rule applies to the directory, whose name matches.
     fn signs(&self, path: &RelPath, directory: &RelPath) -> bool {
         let deep = self.on_top && path.parent().as_ref() != Some(directory);
         !deep && self.is_signature(path.name())
@@ -189,23 +189,23 @@ impl Rule {
         matches(self.single.as_ref(), name) && !matches(self.except.as_ref(), name)
     }
 
-    /// The step that the directory's name gives.
+    /// Returns the step in the directory's name.
     fn step(&self, directory: &RelPath) -> Option<Step> {
         let captures = self.directory.as_ref()?.captures(directory.name())?;
         number(captures.name("step")?.as_bytes()).map(Step)
     }
 
-    /// What a checkpoint must have, if anything: the file that is written last.
+    /// Returns the writer of the marker, the last file, which the checkpoint must have; none if the rule has no marker.
     pub(crate) fn marker_by(&self) -> Option<MarkerBy> {
         self.marker.as_ref().map(|_| self.marker_by)
     }
 
-    /// A directory whose name it got after all that is in it was there holds all of it.
+    /// Whether a directory that got its name by rename after its last file is complete.
     pub(crate) fn is_renamed_when_done(&self) -> bool {
         self.renamed
     }
 
-    /// The directory's name says that it is still being written.
+    /// Whether the directory's name shows that it is still being written.
     pub(crate) fn is_in_flight(&self, directory: &[u8]) -> bool {
         matches(self.in_flight.as_ref(), directory)
     }
@@ -229,13 +229,13 @@ fn rank_in(pattern: Option<&Regex>, name: &[u8]) -> Option<u64> {
 }
 
 impl Rules {
-    /// Those of the frameworks we know.
+    /// Returns the rules of the frameworks that we know.
     #[must_use]
     pub fn builtin() -> Self {
         BUILTIN.clone()
     }
 
-    /// The user's rules, then ours.
+    /// Makes a rule set of the user's rules, then ours.
     ///
     /// Costs the compiling of all patterns; without rules of the user that is done once in a process.
     ///
@@ -263,39 +263,39 @@ impl Rules {
         })
     }
 
-    /// The rule of a framework, as [`Rules::framework`] named it.
+    /// Returns the rule of a framework, as [`Rules::framework`] named it.
     pub(crate) fn rule(&self, framework: &str) -> Option<&Rule> {
         self.rules.iter().find(|rule| rule.name == framework)
     }
 
-    /// Whether the name says that the file is still being written, or that something beside it is.
+    /// Whether the name shows that the file is still being written, or something beside it.
     #[must_use]
     pub fn is_temporary(&self, path: &RelPath) -> bool {
         self.temporaries.is_match(path.name()) || self.is_mark(path) || self.is_being_received(path.name())
     }
 
-    /// Whether the file only says of another one, or of a directory, that it is not whole (`model.safetensors.aria2`). It is true of bytes that
-    /// lie beside it, and of no others.
+    /// Whether the file only says that another file, or a directory, is not whole (`model.safetensors.aria2`). Such a file concerns only
+    /// bytes beside it.
     #[must_use]
     pub fn is_mark(&self, path: &RelPath) -> bool {
         self.filled_beside(path).is_some() || self.unfinished_beside(path).is_some()
     }
 
-    /// Whether it is rsync's name for a file of a model. A person's ending (`.model.pt.backup`) is a word: what has no capital letter
-    /// in it is one, as one in 26 of rsync's are, which are files like others then.
+    /// Whether the name is rsync's for a file of a model. A person's suffix (`.model.pt.backup`) is a word. A suffix without a capital
+    /// letter therefore counts as a word, although 1 in 26 of rsync's have none; such files count as any others.
     fn is_being_received(&self, name: &[u8]) -> bool {
         let Some(of) = RECEIVED.captures(name).and_then(|captures| captures.get(1)) else { return false };
         name[of.end()..].iter().any(u8::is_ascii_uppercase)
             && self.rules.iter().any(|rule| rule.is_signature(of.as_bytes()) || rule.is_single(of.as_bytes()))
     }
 
-    /// Whether the file holds nothing of a model's state, and is written before any of that.
+    /// Whether the file holds none of a model's state, and is written before any of it.
     #[must_use]
     pub fn is_foreword(path: &RelPath) -> bool {
         frameworks::FOREWORDS.contains(&path.name())
     }
 
-    /// The directory that is still being written for as long as `path` is there.
+    /// Returns the directory that is still being written while `path` exists.
     pub(crate) fn unfinished_beside(&self, path: &RelPath) -> Option<RelPath> {
         self.rules.iter().find_map(|rule| {
             let captures = rule.unfinished.as_ref()?.captures(path.name())?;
@@ -304,12 +304,12 @@ impl Rules {
         })
     }
 
-    /// The file that is still being filled for as long as `path` is there, whatever its size and its first bytes say.
+    /// Returns the file that is still being filled while `path` exists, whatever its size and its first bytes.
     pub(crate) fn filled_beside(&self, path: &RelPath) -> Option<RelPath> {
         beside(path, FILLED_BY.captures(path.name())?.name("name")?.as_bytes())
     }
 
-    /// The step that words in a path give: the last one in it.
+    /// Returns the step in a path: the last one in it.
     #[must_use]
     pub fn step(&self, path: &[u8]) -> Option<Step> {
         let found = path.rsplit(|b| *b == b'/').find_map(|component| STEP.captures_iter(component).last())?;
@@ -321,18 +321,18 @@ impl Rules {
         self.naming(directory).next().is_some()
     }
 
-    /// The rules whose directories may have that name.
+    /// Returns the rules whose directories may have that name.
     fn naming(&self, directory: &RelPath) -> impl Iterator<Item = &Rule> {
         let any = self.directories.is_match(directory.name());
         self.rules.iter().filter(move |rule| any && rule.names_tree(directory))
     }
 
-    /// The step of a directory that is a checkpoint.
+    /// Returns the step of a directory that is a checkpoint.
     pub(super) fn step_of(&self, directory: &RelPath) -> Option<Step> {
         self.naming(directory).find_map(|rule| rule.step(directory)).or_else(|| self.step(directory.name()))
     }
 
-    /// Whether the file shows that a directory above it, named like a checkpoint, is one.
+    /// Whether the file shows that a directory above it, with the name of a checkpoint, is one.
     pub(super) fn makes_tree(&self, path: &RelPath, directory: &RelPath) -> bool {
         self.is_signature(path) && self.naming(directory).any(|rule| rule.signs(path, directory))
     }
@@ -342,8 +342,8 @@ impl Rules {
         self.signatures.is_match(name) && self.rules.iter().any(|rule| rule.is_signature(name))
     }
 
-    /// Whether `path` decides about no other path, and is loose wherever no checkpoint is a directory. Such a file may
-    /// come and go without its scope being grouped again.
+    /// Whether `path` decides about no other path, and is loose unless a directory above is a checkpoint. Such a file may come and go
+    /// without its scope being grouped again.
     #[must_use]
     pub fn is_plain(&self, path: &RelPath) -> bool {
         !self.is_signature(path) && !self.is_single(path) && !self.is_temporary(path)
@@ -360,8 +360,8 @@ impl Rules {
         self.singles.is_match(name) && self.rules.iter().any(|rule| rule.is_single(name))
     }
 
-    /// What a file's name says that it is, in a checkpoint of that framework. Markers are the framework's own, and most
-    /// indices: such a name may be any file elsewhere.
+    /// Returns the role of a file in a checkpoint of that framework, by its name. Markers and most indices are the framework's own:
+    /// elsewhere such a name may be any file.
     #[must_use]
     pub fn role(&self, framework: &str, path: &RelPath) -> Role {
         let name = path.name();
@@ -390,7 +390,7 @@ impl Rules {
         if self.is_single(path) { Role::Shard { rank: None } } else { Role::Other }
     }
 
-    /// How a file beside checkpoints of that framework names one of them; `None` for any other file.
+    /// Returns how a file beside checkpoints of that framework names one of them; `None` for any other file.
     #[must_use]
     pub fn tracker(&self, framework: &str, path: &RelPath) -> Option<TrackerHolds> {
         let of = self.rules.iter().filter(|rule| rule.name == framework);
@@ -406,14 +406,14 @@ impl Rules {
         patterns.any(|(pattern, _)| pattern.is_match(path.name()))
     }
 
-    /// The name with its rank (the last one) as `*`; `None` when it has none.
+    /// Returns the name with its last rank as `*`; `None` if it has none.
     #[must_use]
     pub fn mask_rank(&self, name: &[u8]) -> Option<Vec<u8>> {
         let rank = RANK.captures_iter(name).last()?.get(1)?.range();
         Some([&name[..rank.start], b"*", &name[rank.end..]].concat())
     }
 
-    /// The first rule that the checkpoint's place and files fit.
+    /// Returns the first rule that matches the checkpoint's place and files.
     pub(super) fn framework<'a>(
         &self,
         id: &CheckpointId,
@@ -436,7 +436,7 @@ impl Rules {
     }
 }
 
-/// Another name in the same directory.
+/// Returns another name in the same directory.
 fn beside(path: &RelPath, name: &[u8]) -> Option<RelPath> {
     let name = RelPath::new(name).ok()?;
     path.parent().map_or_else(|| Ok(name.clone()), |above| above.join(&name)).ok()
@@ -447,7 +447,7 @@ pub(super) fn is_step_item(directory: &RelPath, below: &RelPath) -> bool {
     STEP_ITEM.is_match(below.as_bytes()) && STEP_ITSELF.is_match(directory.name())
 }
 
-/// Decimal digits; `None` past 2^64.
+/// Parses decimal digits; `None` past 2^64.
 fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }

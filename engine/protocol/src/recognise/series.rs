@@ -1,10 +1,10 @@
-//! Which checkpoints of a run follow one another.
+//! Series: the checkpoints of a run that follow one another.
 //!
-//! Owns: telling a later save of the same thing from its neighbour, by names. Does not own: the step of a name (`rules`), what is given
-//! up for a newer one (`retention`).
+//! Owns: telling a later save of the same thing from its neighbour, by names. Does not own: the step of a name (`rules`), which checkpoints
+//! are retired in favour of newer ones (`retention`).
 //!
-//! `model-epoch=2-loss=0.31.ckpt` comes after `model-epoch=1-loss=0.52.ckpt`. `optimizer.pt` does not come after `model.pt`, nor
-//! `layer_2.pt` after `layer_1.pt`, and whoever loads one of them needs the other.
+//! `model-epoch=2-loss=0.31.ckpt` comes after `model-epoch=1-loss=0.52.ckpt`. But `optimizer.pt` does not come after `model.pt`, nor
+//! `layer_2.pt` after `layer_1.pt`: a job that loads one of them needs the other.
 
 use super::frameworks::{OTHER_FILE, TORCH_FILE};
 use super::rules::STEP;
@@ -14,15 +14,15 @@ use regex::bytes::Regex;
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-/// A measured value, as trainers put it into names. A number without a point may be anything's.
+/// A measured value, as trainers put it into names. A number without a point may mean anything.
 static MEASURED: LazyLock<Regex> =
     LazyLock::new(|| super::rules::ours(r"(?-u)[-+]?[0-9]+\.[0-9]+(?:[eE][-+]?[0-9]+)?"));
 
-/// Lightning's version of a name that was there already: `epoch=1-step=200-v1.ckpt`.
+/// Lightning's version of a name that exists already: `epoch=1-step=200-v1.ckpt`.
 static AGAIN: LazyLock<Regex> = LazyLock::new(|| super::rules::ours(r"(?-u)-v[0-9]+(\.ckpt)$"));
 
-/// The name of a checkpoint with all that changes from save to save as `#`. A number changes where the name says that it counts
-/// steps, and where it is this checkpoint's `step`. A name without a step is a series of its own: its versions.
+/// Returns the name of a checkpoint with all that changes from save to save as `#`. A number changes if the name says that it counts steps,
+/// or if it is this checkpoint's `step`. A name without a step is a series of its own: its versions.
 #[must_use]
 pub fn series(name: &[u8], step: Option<Step>) -> Vec<u8> {
     let Some(step) = step else { return name.to_vec() };
@@ -49,7 +49,7 @@ pub fn series(name: &[u8], step: Option<Step>) -> Vec<u8> {
     series
 }
 
-/// The name with each number as `*`: what names have in common that differ in numbers only.
+/// Returns the name with each number as `*`: names that differ only in numbers become equal.
 pub(crate) fn masked_digits(name: &[u8]) -> Vec<u8> {
     let mut masked = Vec::with_capacity(name.len());
     let mut at = 0;
@@ -63,7 +63,7 @@ pub(crate) fn masked_digits(name: &[u8]) -> Vec<u8> {
 }
 
 /// Names that trainers give to all that they need to go on, whatever its step: `last.pt`, `best-model.ckpt`, `checkpoint_last.pt`. Any
-/// other word says that it is something else: `best_params.pkl`.
+/// other word names something else: `best_params.pkl`.
 static WHOLE_STATE: LazyLock<Regex> = LazyLock::new(|| {
     let word = "last|latest|newest|final|best|checkpoint|ckpt|resume";
     let format = format!("{TORCH_FILE}|{OTHER_FILE}");
@@ -72,12 +72,15 @@ static WHOLE_STATE: LazyLock<Regex> = LazyLock::new(|| {
 static TORCH: LazyLock<Regex> = LazyLock::new(|| super::rules::ours(TORCH_FILE));
 static OTHER: LazyLock<Regex> = LazyLock::new(|| super::rules::ours(OTHER_FILE));
 
-/// Whether a job that lost one checkpoint may load the other of the same run in its place: two directories, two saves of the same thing
-/// by their names, which differ in numbers or in the step and what was measured, or one that trainers go on from by its name, in a
-/// format that the lost one has. Of two plain files a step alone says nothing: a run has a discriminator's beside a generator's, and what it
-/// began from. Of other shapes an earlier step stands in for a later one: a job that saves in another way since keeps no two of one name.
-/// `trained`: a trainer wrote the lost one. A directory with a model's parts that none wrote is a download, as likely as not, of
-/// another model than the one beside it: only a later step of the same thing is a save.
+/// Whether a job that lost one checkpoint may load the other of the same run in its place. Two saves of the same thing may: by their names,
+/// which differ only in the step and measured values, or only in numbers. So may two directories, and a checkpoint that trainers go on from
+/// by its name, in a format of the lost one.
+///
+/// For other shapes an earlier step stands in for a later one: a job that has since changed how it saves has no two of one name. For two
+/// plain files an earlier step proves nothing: a run has a discriminator beside a generator, and the file that it began from.
+///
+/// `trained`: a trainer wrote the lost one. If no trainer wrote a directory with a model's parts, it is probably a download, perhaps of
+/// another model than its neighbour. Then only a later step of the same thing is a save.
 #[must_use]
 pub fn may_stand_in(lost: &Candidate, other: &Candidate, trained: bool) -> bool {
     let name = |candidate: &Candidate| masked_digits(candidate.id.directory.as_bytes());
@@ -96,7 +99,8 @@ pub fn may_stand_in(lost: &Candidate, other: &Candidate, trained: bool) -> bool 
         || is_called_whole(other.id.directory.as_bytes()) && !formats(lost).is_disjoint(&formats(other))
 }
 
-/// The formats of its files that may be a checkpoint by themselves. What torch loads has several endings.
+/// Returns the formats of those files that may be a checkpoint by themselves. Files that torch loads have several endings, which count as
+/// one.
 fn formats(candidate: &Candidate) -> BTreeSet<&[u8]> {
     candidate.files.keys().filter_map(|path| format_of(path.name())).collect()
 }
@@ -113,7 +117,7 @@ pub(crate) fn is_called_whole(name: &[u8]) -> bool {
     WHOLE_STATE.is_match(name)
 }
 
-/// Where the runs of digits are.
+/// Returns the ranges of the runs of digits.
 fn numbers(name: &[u8]) -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! Names, and what they make.
+//! Names, and the checkpoints that they make.
 
 use super::*;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ fn paths(texts: &[&str]) -> Vec<RelPath> {
     texts.iter().map(|text| RelPath::new(*text).unwrap()).collect()
 }
 
-/// `run|name|framework|step|files`, one line per candidate.
+/// Groups the texts into `run|name|framework|step|files`, one line per candidate.
 fn grouped(texts: &[&str]) -> Vec<String> {
     let paths = paths(texts);
     let grouping = Rules::builtin().group(&paths);
@@ -65,7 +65,7 @@ fn files_of_other_formats_are_checkpoints_by_themselves() {
     assert_eq!(grouped(&["r/w_rank0.npz", "r/w_rank1.npz"]), ["r|w_rank*.npz|file|-|2"]);
     let directory = ["r/step_5/model.h5", "r/step_5/optimizer.pkl", "r/step_5/metrics.pkl"];
     assert_eq!(grouped(&directory), ["r|step_5|file|5|3"]);
-    // In a checkpoint of another kind they are parts of it.
+    // In a checkpoint of another kind they are its parts.
     let parts =
         ["hf/model-00001-of-00002.safetensors", "hf/optimizer.pkl", "hf/rng_state.pkl", "hf/model.onnx"];
     assert_eq!(grouped(&parts), ["_|hf|safetensors|-|4"]);
@@ -112,7 +112,7 @@ fn nested_checkpoints_fold_into_the_outermost() {
     );
 }
 
-/// One line for each framework: files of one save as it makes them, and what they are.
+/// A line for each framework: the files of one save as it makes them, and their roles.
 #[test]
 fn each_framework_is_known_by_its_files() {
     let table: &[(&[&str], &[&str])] = &[

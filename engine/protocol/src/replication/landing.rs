@@ -1,12 +1,12 @@
-//! The partner's side: where one file of one home comes together, until it is a copy.
+//! The partner's side: one file of one home comes together here until it is a copy.
 //!
-//! Owns: which chunks are known to be here and with which checksums, when they must be hashed again, and what is answered.
-//! Does not own: the bytes, memory and tokens (the caller carries out [`LandingCommand`]s and says what came of them), small files and
-//! proofs, which are whole in one message.
+//! Owns: which chunks are known to be here and with which checksums, when they must be hashed again, and the answers. Does not own:
+//! the bytes, memory and tokens (the caller carries out [`LandingCommand`]s and reports the results), small files and proofs, which
+//! are whole in one message.
 //!
-//! A checksum here is always one of bytes that lie here, never one that was told. Bytes may be hashed only while nobody can
-//! write them: where a push was cut off, its last pieces may still be on their way, so everything is hashed once more, when that is
-//! over, before it is kept.
+//! A checksum here is always of bytes that lie here, never one from a message. Bytes may be hashed only while no push can write them.
+//! If a push was cut off, its last pieces may still be on their way. Then everything is hashed once more, after that has ended, before
+//! the file is kept.
 
 use super::message::{Answer, BulkToken, Holder, Need, SealedCopy};
 use crate::checksum::Crc64;
@@ -15,14 +15,14 @@ use crate::layout::chunk_count;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A half-received file is kept so long for a home that is silent: longer than a switch or a daemon takes to come back, and
+/// Time for which a half-received file is kept for a silent home. The time is longer than a switch or a daemon takes to come back, and
 /// shorter than memory can be spared for a home that never does.
 pub const LANDING_KEPT: Duration = Duration::from_secs(600);
 
-/// What happened.
+/// An event for a landing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LandingEvent {
-    /// The home asks; see the requests of the same names.
+    /// A request of the home; see the requests of the same names.
     Begin {
         until_bytes: u64,
         sealed: Option<(SealNumber, u64, Crc64)>,
@@ -33,13 +33,15 @@ pub enum LandingEvent {
         until_bytes: u64,
     },
     Keep(Box<SealedCopy>),
-    /// Answers [`LandingCommand::LookUp`]: there is a copy of that seal; there is another file of that size and checksum.
+    /// Answers [`LandingCommand::LookUp`]. `copy`: there is a copy of that seal. `alike`: there is another file of that size and
+    /// checksum.
     Found {
         copy: bool,
         alike: bool,
     },
-    /// Answers [`LandingCommand::Settle`]: chunks of which bytes have landed since the last time or began to, and whether nobody can
-    /// write any more. What broke off after its first byte counts as well: `touched` is noted before bytes are written.
+    /// Answers [`LandingCommand::Settle`]. `touched`: chunks whose bytes have landed since the last time, or have begun to. A push
+    /// that broke off after its first byte counts as well, because `touched` is noted before bytes are written. `quiet`: no push can
+    /// write any more.
     Settled {
         touched: Vec<u64>,
         quiet: bool,
@@ -48,7 +50,7 @@ pub enum LandingEvent {
     Hashed(Vec<(u64, Crc64)>),
     /// Answers [`LandingCommand::Grant`].
     Granted(BulkToken),
-    /// The same, or [`LandingCommand::Keep`].
+    /// Answers [`LandingCommand::Grant`] or [`LandingCommand::Keep`].
     NoRoom {
         wanted_bytes: u64,
         free_bytes: u64,
@@ -57,7 +59,7 @@ pub enum LandingEvent {
     Kept(bool),
 }
 
-/// What to do. Nothing else is asked of this landing until the last of them is an answer.
+/// An action for the caller. Nothing else is asked of this landing until the last of them is an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LandingCommand {
     LookUp {
@@ -65,23 +67,23 @@ pub enum LandingCommand {
         size_bytes: u64,
         crc: Crc64,
     },
-    /// Take back leave to write, and see whether that has ended.
+    /// Withdraw permission to write, and report whether all writes have ended.
     Settle,
-    /// The checksums of these chunks of a file of `size_bytes` (or of whole chunks), as they lie here.
+    /// Hash these chunks of a file of `size_bytes` (or whole chunks), as they lie here.
     Hash {
         chunks: Vec<u64>,
         size_bytes: Option<u64>,
     },
-    /// Make room up to `until_bytes`, and give leave to write it.
+    /// Make room up to `until_bytes`, and grant permission to write.
     Grant {
         until_bytes: u64,
     },
-    /// It is whole and verified.
+    /// Keep the file: it is whole and verified.
     Keep,
     Answer(Answer),
 }
 
-/// What is being answered.
+/// The request that is being answered.
 #[derive(Debug)]
 enum Asked {
     Begin { until_bytes: u64 },
@@ -89,20 +91,20 @@ enum Asked {
     Keep { copy: Box<SealedCopy>, need: Vec<u64> },
 }
 
-/// One file of one home, on its way in.
+/// A file of one home, on its way in.
 #[derive(Debug)]
 pub struct Landing {
     file: FileId,
     holder: Holder,
-    /// Leave to write was given at some time, and nothing was kept since.
+    /// Whether permission to write was granted since the file was last kept.
     open: bool,
     sums: BTreeMap<u64, Crc64>,
-    /// Bytes landed there since it was hashed.
+    /// Chunks whose bytes changed since they were hashed.
     unhashed: BTreeSet<u64>,
-    /// Somebody could write when something was hashed.
+    /// Whether a push could write while something was hashed.
     doubtful: bool,
     asked: Option<Asked>,
-    /// What a look-up was made for.
+    /// The seal and `differs` of the request that a look-up was made for.
     sealed: Option<(SealNumber, bool)>,
     heard_at: Duration,
 }
@@ -128,7 +130,7 @@ impl Landing {
         self.file
     }
 
-    /// Nobody has asked for so long that its memory is worth more.
+    /// Whether the home has been silent for so long that the memory is worth more.
     #[must_use]
     pub fn is_stale(&self, now: Duration) -> bool {
         now.saturating_sub(self.heard_at) >= LANDING_KEPT
@@ -140,7 +142,7 @@ impl Landing {
         self.open
     }
 
-    /// Takes one event. A request replaces whatever was being answered: its home has given up on that.
+    /// Applies one event. A request replaces the one that was being answered: its home no longer waits for that.
     pub fn step(&mut self, event: LandingEvent, now: Duration) -> Vec<LandingCommand> {
         use LandingCommand as Do;
         match event {
@@ -211,7 +213,7 @@ impl Landing {
             Some(Asked::Keep { copy, .. }) => {
                 let all = self.sums.keys().chain(&self.unhashed).copied().collect::<BTreeSet<u64>>();
                 let last = chunk_count(copy.size_bytes);
-                // The last chunk of a file that grew was hashed when it was shorter, if at all.
+                // If the last chunk of a growing file was hashed, it was shorter then.
                 let again = |chunk: &u64| self.doubtful || self.unhashed.contains(chunk) || chunk + 1 == last;
                 let chunks = all.into_iter().filter(|chunk| *chunk < last && again(chunk)).collect();
                 LandingCommand::Hash { chunks, size_bytes: Some(copy.size_bytes) }

@@ -1,7 +1,7 @@
-//! What two nodes say to each other about copies, and the bytes it travels as.
+//! The messages between two nodes about copies, and their bytes.
 //!
-//! Owns: the messages, their bounds, [`encode`] and [`decode`]. Does not own: frames and connections (the transport), what
-//! follows from a message (`sender`, `landing`).
+//! Owns: the messages, their bounds, [`encode`] and [`decode`]. Does not own: frames and connections (the transport), the
+//! consequences of a message (`sender`, `landing`).
 
 use crate::checksum::Crc64;
 use crate::file::Seal;
@@ -11,43 +11,43 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The longest message. The checksums of a file of 4 TiB (524,288 chunks of nine bytes) fit with its attributes; the
+/// Longest message, in bytes. The checksums of a file of 4 TiB (524,288 chunks of nine bytes) fit with its attributes; the
 /// transport's frames carry twice that.
 pub const MESSAGE_BYTES_MAX: usize = 6 << 20;
-/// A file up to this size travels inside its message: one round trip instead of four.
+/// Largest file that travels inside its message: one round trip instead of four.
 pub const SMALL_BYTES: u64 = 256 << 10;
-/// What the one who publishes may attach to a copy: a line or two of its catalog.
+/// Most bytes that a publisher may attach to a copy: a line or two of its catalog.
 pub const FACTS_BYTES_MAX: usize = 4 << 10;
-/// Extended attributes of one file, names and values together: as many as a node of the tree may have.
+/// Most bytes of extended attributes of one file, names and values together: as many as a node of the tree may have.
 pub const XATTRS_BYTES_MAX: usize = 128 << 10;
 
 const _: () =
     assert!(SMALL_BYTES < MESSAGE_BYTES_MAX as u64 / 4, "a small file leaves room for its attributes");
 
-/// The name of what a node may move the bytes of, as the link made it.
+/// Token for moving bytes, as the link made it. A node with the token may move those bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BulkToken(pub [u8; 16]);
 
-/// What a copy is a copy of, besides its bytes: enough to put the file back under its name.
+/// The description of a copy besides its bytes: enough to put the file back under its name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyMeta {
-    /// Relative to the mount, in bytes.
+    /// Path relative to the mount, in bytes.
     pub path: Vec<u8>,
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
     pub mtime_ns: i64,
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// The node whose file it is.
+    /// The node that owns the file.
     pub home: String,
     /// When close(2) or rename(2) put these bytes under this name.
     pub published_at_ns: i64,
-    /// What the publisher attached, at most [`FACTS_BYTES_MAX`]; opaque here.
+    /// Facts that the publisher attached, at most [`FACTS_BYTES_MAX`]; opaque here.
     pub facts: Vec<u8>,
 }
 
 impl CopyMeta {
-    /// Whether its parts are within their bounds.
+    /// Whether all parts are within their bounds.
     #[must_use]
     pub fn is_lawful(&self) -> bool {
         let xattrs: usize = self.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
@@ -59,7 +59,7 @@ impl CopyMeta {
     }
 }
 
-/// A sealed file, whole: what its bytes must be, and what it is called.
+/// A whole sealed file: the checksums of its bytes, and its names and attributes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealedCopy {
     pub file: FileId,
@@ -83,7 +83,7 @@ impl SealedCopy {
         Seal { number: self.seal, size_bytes, crc, chunks: Arc::from(self.chunks.as_slice()) }
     }
 
-    /// Whether its numbers agree with each other; what comes from another node is asked first.
+    /// Whether the numbers agree with each other; checked first for a copy from another node.
     #[must_use]
     pub fn is_lawful(&self) -> bool {
         i64::try_from(self.size_bytes).is_ok()
@@ -93,60 +93,63 @@ impl SealedCopy {
     }
 }
 
-/// Why a holder has a copy no longer whose bytes Tier-3 has. The home compares it: it does not send that copy again.
+/// Reason of a holder that dropped a copy whose bytes Tier-3 has. The home compares the text: it does not send that copy
+/// again.
 pub const GAVE_WAY: &str = "its memory was needed, and Tier-3 has the bytes";
 
-/// What a home asks of a partner, and a node of one that may have a copy.
+/// A request of a home to a partner, or of a node to one that may have a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Leave to send up to `until_bytes` of a file, and what of it is there already. `sealed` once it is: then the answer
-    /// may be that the copy is there, or that something alike is (unless `differs`: that was tried).
+    /// Asks for permission to send up to `until_bytes` of a file, and which bytes are there already. `sealed` is set once
+    /// the file is sealed. Then the answer may be that the copy exists, or that a file alike does (unless `differs`: that
+    /// was tried).
     Begin { file: FileId, until_bytes: u64, sealed: Option<(SealNumber, u64, Crc64)>, differs: bool },
-    /// These chunks were sent and should have these checksums; leave is asked to go on up to `until_bytes`.
+    /// Reports chunks that were sent, with the checksums they should have, and asks for permission to go on up to
+    /// `until_bytes`.
     Landed { file: FileId, chunks: Vec<(u64, Crc64)>, until_bytes: u64 },
-    /// The whole has been sent: verify it and keep it.
+    /// The whole file has been sent: verify it and keep it.
     Keep(SealedCopy),
     /// The whole of a small file.
     Small(SealedCopy, Vec<u8>),
     /// You have a file of this size and checksum; if its bytes have this hash too, keep them as this copy.
     Prove(SealedCopy, ContentHash),
-    /// The home does not want this copy kept any more.
+    /// The home no longer wants this copy to be kept.
     Drop { file: FileId, seal: SealNumber },
-    /// I hold this copy no longer. `why` is for people, but for [`GAVE_WAY`].
+    /// I no longer hold this copy. `why` is for people, except [`GAVE_WAY`].
     Withdrawn { file: FileId, seal: SealNumber, why: String },
-    /// Leave to read the sealed bytes that you hold.
+    /// Asks for permission to read the sealed bytes that you hold.
     Pull { file: FileId, seal: SealNumber },
-    /// Bytes that were read there are not what was sealed: look at that copy again.
+    /// Bytes that were read from you differ from the seal: verify that copy again.
     Suspect { file: FileId, seal: SealNumber },
-    /// They were read, or are not wanted any more.
+    /// The bytes were read, or are not wanted any more.
     Pulled { file: FileId, seal: SealNumber, token: BulkToken },
 }
 
-/// Which life of the holder's memory has the copy: another one has it no more.
+/// The life of the holder's memory that has the copy. Another life no longer has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Holder(pub Incarnation);
 
-/// Chunks that are missing, or are not what they should be.
+/// Chunks that are missing or wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Need {
     pub chunks: Vec<u64>,
     pub token: BulkToken,
 }
 
-/// What is answered.
+/// The answer to a [`Request`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// Send. `have`: chunks that lie here, with the checksums that they have here.
+    /// Send. `have`: chunks that lie here, with their checksums here.
     Ready { have: Vec<(u64, Crc64)>, token: BulkToken },
-    /// There is a file of that size and checksum here: prove that it is the same.
+    /// A file of that size and checksum lies here: prove that it is the same.
     Alike,
-    /// What is alike has other bytes: send.
+    /// The file alike has other bytes: send.
     Differs,
-    /// Chunks that do not have the checksums that they should; the others do. Go on.
+    /// Go on, but these chunks have wrong checksums; the others are right.
     Checked(Need),
     /// Not a copy yet: these chunks are missing or differ.
     Needs(Need),
-    /// It is a copy.
+    /// The file is a copy now.
     Acknowledged { file: FileId, seal: SealNumber, by: Holder },
     /// Nothing of this file has been begun here: begin again.
     Unknown,
@@ -154,19 +157,19 @@ pub enum Answer {
     Moving,
     /// The memory has no room now.
     NoRoom { wanted_bytes: u64, free_bytes: u64 },
-    /// These bytes can be read with the token.
+    /// The token gives access to these bytes.
     Granted { token: BulkToken, size_bytes: u64 },
-    /// They are not here, or not good.
+    /// The bytes are not here, or not good.
     NotHere,
-    /// They are being brought here: ask again.
+    /// The bytes are being fetched: ask again.
     Coming,
-    /// They are here, and as many are read by others as may be at once: ask again.
+    /// The bytes are here, but as many nodes as allowed read them: ask again.
     Busy,
-    /// Taken note of.
+    /// The request was recorded.
     Noted,
 }
 
-/// Why bytes are no message, or a message would be none.
+/// The reason why bytes are no message, or a message may not be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum MessageError {
     #[error(
@@ -181,7 +184,7 @@ pub enum MessageError {
     Unlawful { file: FileId, seal: SealNumber },
 }
 
-/// The bytes of a message.
+/// Encodes a message.
 ///
 /// # Errors
 /// [`MessageError::TooLong`].
@@ -194,8 +197,8 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, MessageError> {
     Ok(bytes)
 }
 
-/// Reads [`encode`]. A length inside the message that is more than what follows it is an error and takes no memory: lists
-/// grow as their items are read.
+/// Decodes the result of [`encode`]. If a length inside the message exceeds the bytes that follow, that is an error and
+/// takes no memory: lists grow as their items are read.
 ///
 /// # Errors
 /// [`MessageError`] for anything but one whole message.
@@ -212,7 +215,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError> {
 }
 
 impl Request {
-    /// Refuses what no honest node says.
+    /// Refuses messages that no correct node sends.
     ///
     /// # Errors
     /// [`MessageError::Unlawful`].

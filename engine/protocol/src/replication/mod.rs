@@ -1,17 +1,17 @@
-//! Tier-2: how one file's bytes come to another node's memory, and when that is a copy.
+//! Tier-2: how one file's bytes get to another node's memory, and when they are a copy there.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `message` | what two nodes say to each other, and the bytes it travels as |
+//! | `message` | the messages between two nodes, and their bytes |
 //! | `sender` | the home's side: one file to one partner |
 //! | `landing` | the partner's side: one file of one home |
-//! | `order` | who goes first, and how fast |
+//! | `order` | which file goes first, and how fast |
 //!
-//! A copy exists once the partner has said [`Answer::Acknowledged`], which it says only of bytes that it has hashed where
-//! they lie, chunk by chunk, against the seal. Everything before that is an attempt and may be lost without harm. Does not own:
-//! moving bytes, hashing, memory (the engine's `replicate`), who the partners are (`placement`).
+//! A copy exists once the partner has answered [`Answer::Acknowledged`]. The partner does so only for bytes that it has hashed
+//! where they lie, chunk by chunk, against the seal. Everything before that is an attempt and may be lost without harm. Does
+//! not own: moving bytes, hashing, memory (the engine's `replicate`), the choice of partners (`placement`).
 //!
-//! Every request may come twice, late, or not at all; none of them makes anything worse the second time.
+//! Every request may come twice, late, or not at all; a repeated request does no harm.
 
 mod landing;
 mod message;

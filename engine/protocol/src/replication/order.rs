@@ -1,51 +1,51 @@
-//! Who goes first, and how fast.
+//! The order of files on their way to a partner, and the rate.
 //!
-//! Owns: the order of what waits, and the rate that ends a checkpoint's replication before the next one is expected. Does not own: the
-//! waiting (the engine sleeps), which checkpoint is expected when (the rate learns it from the last two).
+//! Owns: the order of waiting files, and the rate that ends a checkpoint's replication before the next one is expected. Does not own:
+//! the waiting (the engine sleeps), the time of the next checkpoint (the rate learns it from the last two).
 
 use std::time::Duration;
 
-/// What is paced at a time: a training job's own packet waits behind no more than this.
+/// Bytes that are paced at a time: a training job's own packet waits behind no more than this.
 pub const MICRO_CHUNK_BYTES: u64 = 1 << 20;
 
-/// What a file is to its job; lower goes first.
+/// The importance of a file to its job; lower goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// Small, and worth a step each.
+    /// Small, and each worth a few training steps.
     Differential,
     /// A checkpoint that is being saved.
     Base,
-    /// It had a copy, whose holder is gone.
+    /// A file that had a copy, whose holder is gone.
     Again,
-    /// Its holder looked at its copy and gave it up, because it was bad or because memory was short.
+    /// A file whose holder verified its copy and dropped it, because it was bad or because memory was short.
     Scrub,
 }
 
-/// One file that waits for its turn.
+/// A file that waits for its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiting<K> {
     pub key: K,
     pub priority: Priority,
-    /// Its bytes are final: sending them ends something, where a growing file's may be sent in vain.
+    /// Whether the bytes are final: sending them completes a copy, while a growing file's may be sent in vain.
     pub sealed: bool,
     pub since: Duration,
 }
 
-/// Which of those that wait goes first: by priority, then what is sealed, then the longest waiting. Costs one look at each.
+/// Returns the file that goes first: by priority, then sealed files, then the longest waiting. Costs a pass over all.
 pub fn next_to_send<K: Copy>(waiting: impl IntoIterator<Item = Waiting<K>>) -> Option<K> {
     let first = waiting.into_iter().min_by_key(|waiting| (waiting.priority, !waiting.sealed, waiting.since));
     first.map(|waiting| waiting.key)
 }
 
-/// The part of the expected interval within which a checkpoint should be replicated. Less than an upload may take: until then
-/// one machine's death costs the checkpoint.
+/// Part of the expected interval within which a checkpoint should be replicated. The part is less than an upload may take: until then the
+/// death of one machine costs the checkpoint.
 const INTERVAL_USED_PERMILLE: u64 = 500;
-/// Below this a copy is at risk for longer than the link is spared.
+/// Lowest rate. At a lower one a copy would be at risk for longer than sparing the link is worth.
 const RATE_MIN_BYTES_PER_S: u64 = 128 << 20;
-/// What may go at once after a pause: ten milliseconds of a link of 50 Gbit/s.
+/// Bytes that may go at once after a pause: ten milliseconds of a link of 50 Gbit/s.
 const BURST_BYTES: u64 = 64 << 20;
 
-/// A budget of bytes per second. Without a limit until two checkpoints have been seen.
+/// A budget of bytes per second. There is no limit until two checkpoints have been seen.
 #[derive(Debug)]
 pub struct Rate {
     bytes_per_s: Option<u64>,
@@ -53,9 +53,9 @@ pub struct Rate {
     filled_at: Duration,
     last: Option<Duration>,
     interval: Option<Duration>,
-    /// Taken since the last checkpoint was complete, with a limit or without.
+    /// Bytes taken since the last checkpoint was complete, with a limit or without.
     taken_bytes: u64,
-    /// What had no copy when it was.
+    /// Bytes that had no copy when the last checkpoint was complete.
     left_bytes: u64,
 }
 
@@ -73,13 +73,13 @@ impl Rate {
         }
     }
 
-    /// A checkpoint is complete and `backlog_bytes`, its own included, have no copy yet. The next one is expected to be as this one was:
-    /// what went while it was written goes again while that one is.
+    /// Sets the rate when a checkpoint is complete and `backlog_bytes`, its own included, have no copy yet. The next one is expected to
+    /// be alike: the bytes that went while this one was written will go while the next is written.
     pub fn completed(&mut self, now: Duration, backlog_bytes: u64) {
         let seen = self.last.replace(now).map(|last| now.saturating_sub(last));
         let expected = seen.map(|seen| self.interval.map_or(seen, |before| before.min(seen)));
         self.interval = seen;
-        // What was left of the one before goes first; the rest of what was taken are bytes of this one.
+        // The rest of the earlier checkpoint goes first; all other bytes taken are of this one.
         let streamed_bytes = self.taken_bytes.saturating_sub(self.left_bytes);
         (self.taken_bytes, self.left_bytes) = (0, backlog_bytes);
         let expected_bytes = backlog_bytes.saturating_add(streamed_bytes);
@@ -92,18 +92,18 @@ impl Rate {
         });
     }
 
-    /// Somebody waits for it, or a partner was lost: no limit until the next checkpoint.
+    /// Removes the limit until the next checkpoint: a caller waits, or a partner was lost.
     pub fn lift(&mut self) {
         self.bytes_per_s = None;
     }
 
-    /// Bytes per second in force; none is no limit.
+    /// Returns the bytes per second in force; none is no limit.
     #[must_use]
     pub fn bytes_per_s(&self) -> Option<u64> {
         self.bytes_per_s
     }
 
-    /// Takes `bytes`, and says how long to wait before they go. Who takes while others wait comes after them.
+    /// Takes `bytes`, and returns how long to wait before sending them. A caller that takes while others wait comes after them.
     pub fn take(&mut self, now: Duration, bytes: u64) -> Duration {
         self.taken_bytes = self.taken_bytes.saturating_add(bytes);
         let Some(rate) = self.bytes_per_s else { return Duration::ZERO };

@@ -1,10 +1,10 @@
 //! The home's side: one file on its way to one partner.
 //!
-//! Owns: what is sent next, what the partner is known to have, when it is asked again and why it has to wait. Does not own: the
+//! Owns: what is sent next, what the partner is known to have, when to ask again and the reason for a wait. Does not own: the
 //! bytes, their hashes and the link (the caller carries out [`SenderCommand`]s), which file goes first (`order`).
 //!
-//! One thing is under way at a time, under a number; an answer with another number is late and changes nothing. Whatever
-//! fails, the way on begins with a question: what the partner then says it has is not sent again.
+//! A single operation is under way at a time, under a number; an answer with another number is late and changes nothing. After
+//! any failure the sender begins with a question: chunks that the partner then reports are not sent again.
 
 use super::message::{Answer, BulkToken, Holder, SMALL_BYTES};
 use crate::checksum::Crc64;
@@ -14,31 +14,31 @@ use crate::layout::{CHUNK_BYTES, chunk_count};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Chunks of one push: 128 MiB. What is more urgent waits for no more than that, and the question between two pushes costs
-/// a thousandth of it.
+/// Chunks of one push: 128 MiB. More urgent work waits for no more than that, and the question between two pushes costs a
+/// thousandth of it.
 pub const BATCH_CHUNKS_MAX: usize = 16;
 
-/// Between two tries: doubled from the first to the last.
+/// Pause before a retry: doubled from the first to the longest.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MOST: Duration = Duration::from_secs(10);
-/// The same where the partner has no room: its memory comes back as its own files drain, which takes seconds.
+/// The same if the partner has no room: its memory comes back as its own files drain, which takes seconds.
 const ROOM_FIRST: Duration = Duration::from_millis(200);
 
-/// What happened.
+/// An event for a sender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SenderEvent {
-    /// Whole chunks below this offset are probably at rest, although the file is still written.
+    /// Whole chunks below this offset are probably final, although the file is still written.
     Grew {
         stable_bytes: u64,
     },
     Sealed(Seal),
-    /// It is written again: the seal is no more.
+    /// The file is written again: the seal is no more.
     Changed,
     Answered {
         op: u64,
         answer: Answer,
     },
-    /// Every byte of the push is in the partner's file; these are the checksums of what was sent.
+    /// Every byte of the push is in the partner's file; `sums` are the checksums of the bytes sent.
     Pushed {
         op: u64,
         sums: Vec<(u64, Crc64)>,
@@ -48,18 +48,18 @@ pub enum SenderEvent {
         op: u64,
         hash: ContentHash,
     },
-    /// It cannot be known whether it was done.
+    /// The operation failed, and may have been done or not.
     Failed {
         op: u64,
         why: String,
     },
-    /// The partner's memory is another one, or it said that it holds no copy any more.
+    /// The partner's memory is a new life, or the partner reported that it no longer holds a copy.
     Forgotten,
     /// Time has passed.
     Tick,
 }
 
-/// A question to the partner, without what only the caller knows of the file.
+/// A question to the partner, without the facts that only the caller knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
     Begin { until_bytes: u64, sealed: Option<(SealNumber, u64, Crc64)>, differs: bool },
@@ -69,42 +69,42 @@ pub enum Ask {
     Prove(SealNumber, ContentHash),
 }
 
-/// What to do.
+/// An action for the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SenderCommand {
     Call {
         op: u64,
         ask: Ask,
     },
-    /// Send these chunks, and say with which checksums.
+    /// Send these chunks, and report their checksums.
     Push {
         op: u64,
         token: BulkToken,
         chunks: Vec<u64>,
     },
-    /// BLAKE3 of the sealed bytes.
+    /// Compute BLAKE3 of the sealed bytes.
     Hash {
         op: u64,
     },
-    /// The partner has it. Said once for each time that it was not known before.
+    /// The partner has the file. Issued once for each copy that was not known before.
     Acknowledged {
         seal: SealNumber,
         by: Holder,
     },
-    /// Nothing to do before that moment.
+    /// Nothing is to be done before that moment.
     Wake {
         at: Duration,
     },
 }
 
-/// What there is to send.
+/// The bytes to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Goal {
     Growing { stable_bytes: u64 },
     Sealed(Seal),
 }
 
-/// What is under way.
+/// The operation under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Doing {
     Asking(Ask),
@@ -116,20 +116,20 @@ enum Doing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Alike {
     Unasked,
-    /// It says so; the hash is to be computed.
+    /// The partner claims so; the hash has to be computed.
     Claimed,
     Proven(ContentHash),
     Refuted,
 }
 
-/// One file on its way to one partner.
+/// A file on its way to one partner.
 #[derive(Debug)]
 pub struct Sender {
     file: FileId,
     goal: Goal,
-    /// What the partner has, by its own word.
+    /// Chunks that the partner has reported.
     there: BTreeMap<u64, Crc64>,
-    /// Sent since, and not spoken of yet.
+    /// Chunks sent since, and not yet reported to the partner.
     unspoken: Vec<(u64, Crc64)>,
     token: Option<BulkToken>,
     alike: Alike,
@@ -163,14 +163,14 @@ impl Sender {
         self.file
     }
 
-    /// The copy that the partner has of the present seal.
+    /// Returns the copy that the partner has of the present seal.
     #[must_use]
     pub fn acknowledged(&self) -> Option<(SealNumber, Holder)> {
         let Goal::Sealed(seal) = &self.goal else { return None };
         self.acknowledged.filter(|(number, _)| *number == seal.number)
     }
 
-    /// Why it does not go on right now; none while it does, or has nothing to do.
+    /// Returns why the sender waits; none while it works or has nothing to do.
     #[must_use]
     pub fn waits_for(&self) -> Option<&str> {
         self.waits.as_ref().map(|(_, why)| why.as_str())
@@ -181,7 +181,7 @@ impl Sender {
         self.doing.is_some()
     }
 
-    /// Bytes that the partner lacks, as far as is known.
+    /// Returns how many bytes the partner lacks, as far as is known.
     #[must_use]
     pub fn lacking_bytes(&self) -> u64 {
         if self.acknowledged().is_some() {
@@ -195,7 +195,7 @@ impl Sender {
         lacking.saturating_mul(CHUNK_BYTES).min(size_bytes)
     }
 
-    /// Takes one event; what is to be done is appended to `todo`. Costs a look at the file's chunks.
+    /// Applies one event, and appends the actions to `todo`. Costs a pass over the file's chunks.
     pub fn step(&mut self, event: SenderEvent, now: Duration, todo: &mut Vec<SenderCommand>) {
         match event {
             SenderEvent::Grew { stable_bytes } => {
@@ -251,7 +251,7 @@ impl Sender {
         self.doing.take_if(|(number, _)| *number == op).map(|(_, doing)| doing)
     }
 
-    /// What was known of the partner is not any more: the next thing is a question.
+    /// Forgets what the partner has: the next operation is a question.
     fn forget(&mut self) {
         self.there.clear();
         self.unspoken.clear();
@@ -284,7 +284,7 @@ impl Sender {
                 self.strange(now, "it needs nothing, and has no copy")
             }
             Answer::Needs(need) => {
-                // What was not spoken of is there with what the seal says of it, or it is needed.
+                // An unreported chunk either is there with the seal's checksum, or is among the needed ones.
                 if let Goal::Sealed(seal) = &self.goal {
                     self.there = (0..).zip(seal.chunks.iter().copied()).collect();
                 }
@@ -328,7 +328,7 @@ impl Sender {
         self.wait(now, RETRY_FIRST, why.to_owned());
     }
 
-    /// The partner lacks these. Bytes that arrive as others again and again are sent ever more rarely.
+    /// Records chunks that the partner lacks. If bytes repeatedly arrive wrong, the retries become ever rarer.
     fn refused(&mut self, chunks: &[u64], how: &str, now: Duration) {
         self.unspoken.clear();
         for chunk in chunks {
@@ -345,7 +345,7 @@ impl Sender {
         }
     }
 
-    /// Chunks to send, at most `most`, in order.
+    /// Returns the chunks to send, at most `most`, in order.
     fn lacking(&self, most: usize) -> Vec<u64> {
         let sent = |chunk: &u64| {
             let spoken = self.unspoken.iter().rev().find(|(sent, _)| sent == chunk).map(|(_, sum)| *sum);
@@ -400,7 +400,7 @@ impl Sender {
                 None => self.speak(until_bytes(&lacking), todo),
             };
         };
-        // After a failure the first thing is a question, lest the bytes are sent for a lost answer.
+        // After a failure the sender asks first, so that a lost answer does not cause the bytes to be sent again.
         if size_bytes <= SMALL_BYTES && self.failures == 0 && self.there.is_empty() {
             return self.ask(Ask::Small(number), todo);
         }
@@ -422,7 +422,7 @@ impl Sender {
         }
     }
 
-    /// Tells what was sent, and asks to go on.
+    /// Reports the chunks that were sent, and asks to go on.
     fn speak(&mut self, until_bytes: u64, todo: &mut Vec<SenderCommand>) {
         self.ask(Ask::Landed { chunks: self.unspoken.clone(), until_bytes }, todo);
     }

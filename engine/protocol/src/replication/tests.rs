@@ -1,6 +1,6 @@
-//! Goal: whatever is lost, repeated, late or dies, what is acknowledged has the sealed bytes, in the end all of it is, and lost answers do
-//! not make bytes travel again. Method: both machines joined by a link that a schedule misuses; a chunk's content is one
-//! number, and its checksum that number.
+//! Goal: whatever is lost, repeated, late or dies, acknowledged copies have the sealed bytes, in the end everything is acknowledged, and
+//! lost answers do not make bytes travel again. Method: both machines are joined by a link that a schedule misuses; a chunk's content is
+//! one number, and its checksum that number.
 
 use super::*;
 use crate::checksum::Crc64;
@@ -27,7 +27,7 @@ fn meta() -> CopyMeta {
     }
 }
 
-/// The partner's machine with memory of numbers.
+/// The partner's machine, with numbers as its memory.
 struct Partner {
     landing: Landing,
     holder: Holder,
@@ -36,7 +36,7 @@ struct Partner {
     token: Option<BulkToken>,
     tokens: u8,
     copies: BTreeMap<SealNumber, Vec<u64>>,
-    /// Pieces of pushes that were cut, and may land at any time; whether they have begun to.
+    /// Pieces of pushes that were cut, and may land at any time; the flag says whether they have begun to.
     moving: Vec<(u64, u64, bool)>,
     room: bool,
 }
@@ -62,7 +62,7 @@ impl Partner {
         self.touched.insert(chunk);
     }
 
-    /// What the engine's receiver does, without the memory.
+    /// Does what the engine's receiver does, without the memory.
     fn answer(&mut self, ask: &Ask, sealed: Option<&SealedCopy>, now: Duration) -> Answer {
         let mut pending = None;
         let event = match ask {
@@ -122,7 +122,7 @@ impl Partner {
     }
 }
 
-/// What is under way at the home.
+/// An operation under way at the home.
 enum Under {
     Call { op: u64, ask: Ask },
     Push { op: u64, token: BulkToken, chunks: Vec<u64> },
@@ -199,7 +199,7 @@ impl World {
         self.step(SenderEvent::Sealed(seal));
     }
 
-    /// One fault or one step forward.
+    /// Makes one fault or one step forward.
     fn happen(&mut self, what: u8, value: u8) {
         let at = u64::from(value) % 5;
         match what % 16 {
@@ -230,7 +230,7 @@ impl World {
             }
             8 => self.late(),
             9 => self.land_late(),
-            // The partner's daemon, or its memory, is gone.
+            // The partner's daemon, or its memory, is lost.
             10 if value < 40 => {
                 let copies = std::mem::take(&mut self.partner.copies);
                 self.partner = Partner { copies, ..Partner::new(self.partner.holder.0.0, self.now) };
@@ -240,7 +240,7 @@ impl World {
                 self.acknowledged.clear();
                 self.step(SenderEvent::Forgotten);
             }
-            // The home's daemon.
+            // The home's daemon is lost.
             11 if value < 40 => {
                 self.under.clear();
                 self.late.iter_mut().for_each(|(op, ..)| *op = 0); // Their answers are nobody's.
@@ -259,12 +259,12 @@ impl World {
         }
     }
 
-    /// The caller cannot make that request any more.
+    /// Whether the caller cannot make that request any more.
     fn is_past(&self, seal: SealNumber) -> bool {
         self.sealed.as_ref().is_none_or(|copy| copy.seal != seal)
     }
 
-    /// What is under way happens, and its end is heard of.
+    /// Completes the operation under way, and reports its end.
     fn deliver(&mut self, twice: bool) {
         match self.under.pop() {
             None => {
@@ -296,7 +296,7 @@ impl World {
         }
     }
 
-    /// What is under way fails for the home; with `done` it happened all the same, a push to its half.
+    /// Makes the operation under way fail for the home. With `done` it happened all the same, a push to its half.
     fn fail(&mut self, done: bool) {
         let Some(under) = self.under.pop() else { return };
         let op = match under {
@@ -325,7 +325,7 @@ impl World {
         self.step(SenderEvent::Failed { op, why: "lost".to_owned() });
     }
 
-    /// A request of long ago arrives; nobody waits for its answer.
+    /// Delivers a request of long ago, whose answer is no longer awaited.
     fn late(&mut self) {
         if let Some((op, ask, sealed)) = self.late.pop() {
             let answer = self.partner.answer(&ask, sealed.as_ref(), self.now);
@@ -333,8 +333,7 @@ impl World {
         }
     }
 
-    /// A piece of a push of long ago begins to be written; or it is written, and the connection ends before anybody hears that
-    /// it landed.
+    /// Begins to write a piece of an old push; or writes it, and then the connection ends before anyone learns that the piece landed.
     fn land_late(&mut self) {
         match self.partner.moving.pop() {
             None => {}
@@ -348,7 +347,7 @@ impl World {
         }
     }
 
-    /// Nothing fails any more.
+    /// Lets everything finish without further faults.
     fn rest(&mut self) {
         if self.sealed.is_none() {
             self.seal();
@@ -396,7 +395,7 @@ proptest! {
         for lost in lost {
             match (lost, world.under.last()) {
                 (true, Some(Under::Call { .. })) => world.fail(true),
-                // The bytes have landed, but the word of it was lost.
+                // The bytes have landed, but the report of it was lost.
                 (true, Some(Under::Push { op, .. })) => {
                     let op = *op;
                     let sender = std::mem::replace(&mut world.sender, Sender::new(FILE));
@@ -428,7 +427,7 @@ proptest! {
         let longer = [bytes.as_slice(), &[0]].concat();
         let trails = matches!(decode::<Request>(&longer), Err(MessageError::Trailing { left: 1, .. }));
         prop_assert!(trails);
-        // Whatever it is, it ends.
+        // Decoding ends, whatever the bytes are.
         let _ = decode::<Request>(&garbage);
         let _ = decode::<Answer>(&garbage);
     }
@@ -499,8 +498,8 @@ fn a_partner_without_room_is_asked_ever_more_rarely_and_says_why() {
     world.rest();
 }
 
-/// Goal: a request of long ago keeps no copy whose bytes a push that broke off has changed since. Method: the bytes change
-/// and nobody hears that they landed; then the old request arrives.
+/// Goal: a late request does not keep a copy whose bytes a broken push has changed since. Method: the bytes change without a report that
+/// they landed; then the old request arrives.
 #[test]
 fn a_late_request_sees_what_a_broken_push_has_written() {
     let mut world = World::new();
@@ -590,7 +589,7 @@ fn what_goes_while_a_save_is_written_counts_for_the_next_one() {
     rate.take(S(0), save);
     rate.completed(S(600), 0);
     assert_eq!(rate.bytes_per_s(), None, "no interval is known");
-    // Without a limit too: all of it had gone when it was complete.
+    // Without a limit too: all bytes had gone when the checkpoint was complete.
     rate.take(S(1100), save);
     rate.completed(S(1200), 0);
     assert_eq!(rate.bytes_per_s(), in_time(save));
@@ -602,7 +601,7 @@ fn what_goes_while_a_save_is_written_counts_for_the_next_one() {
     rate.take(S(2300), save / 5 * 2);
     rate.completed(S(2400), save / 5 * 3);
     assert_eq!(rate.bytes_per_s(), in_time(save), "what was left of the one before is not this one's");
-    // A partner is lost, and its copies are to be made again beside the next save.
+    // A partner is lost, and its copies are made again beside the next save.
     rate.lift();
     rate.completed(S(3000), 4 * save);
     assert_eq!(rate.bytes_per_s(), in_time(4 * save), "a lift lasts until the next checkpoint");

@@ -6,18 +6,18 @@ use crate::checksum::Crc64;
 use crate::id::{Step, Timeline, Version};
 use serde::{Deserialize, Serialize};
 
-/// Which checkpoint, without saying anything about it.
+/// Reference to a checkpoint, without its state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CheckpointRef {
     pub timeline: Timeline,
-    /// Null where the path names no step.
+    /// Null if the path names no step.
     pub step: Option<Step>,
     pub version: Version,
-    /// Where it is on the mount, relative to it.
+    /// Path relative to the mount.
     pub path: String,
 }
 
-/// One row of `ckptctl ls`, and of `checkpoints.json` in the control directory.
+/// A row of `ckptctl ls`, and of `checkpoints.json` in the control directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
     /// The run directory below the mount, `_` for the mount's root. Null for a loose file.
@@ -25,24 +25,24 @@ pub struct Checkpoint {
     pub timeline: Timeline,
     pub step: Option<Step>,
     pub version: Version,
-    /// Relative to the mount.
+    /// Path relative to the mount.
     pub path: String,
-    /// Of all its files, each counted once.
+    /// Bytes of all its files, each counted once.
     pub bytes: u64,
     pub files: u64,
-    /// The rule set that recognised it; null for a loose file.
+    /// The rule set that recognised the checkpoint; null for a loose file.
     pub framework: Option<String>,
     pub state: CheckpointState,
-    /// Why it is complete, in one word: `marker`, `index`, `count`, `history`, `one_process`, `command`; or
+    /// The evidence in one word: `marker`, `index`, `count`, `history`, `one_process`, `command`; or
     /// `quiescence`, which alone does not complete it. Null while there is none.
     pub evidence: Option<String>,
     pub copies: Copies,
     pub pinned: bool,
-    /// When its newest file was closed.
+    /// Time when its newest file was closed.
     pub closed_ms: Option<i64>,
 }
 
-/// How far a checkpoint has come. Each word implies the ones before it on the way to commit.
+/// The state of a checkpoint. Each word implies the ones before it on the way to commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckpointState {
@@ -50,7 +50,7 @@ pub enum CheckpointState {
     Open,
     /// Quiet, without evidence that it is whole.
     Settled,
-    /// Its writers were cut off or went away before it was complete.
+    /// The writers were killed or went away before the checkpoint was complete.
     Torn,
     /// The record exists.
     Complete,
@@ -58,11 +58,11 @@ pub enum CheckpointState {
     Replicated,
     /// All files are in Tier-3; the marker is not.
     Prepared,
-    /// The marker says so, durably.
+    /// The marker in Tier-3 says so.
     Committed,
     /// A file that belongs to no checkpoint.
     Loose,
-    /// A word of a newer daemon.
+    /// A word that only a newer daemon knows.
     #[serde(other)]
     Unknown,
 }
@@ -84,7 +84,7 @@ impl CheckpointState {
     }
 }
 
-/// Where good copies are known to be.
+/// The places of good copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Copies {
     /// In this node's memory.
@@ -95,7 +95,7 @@ pub struct Copies {
     pub object: CopyCount,
 }
 
-/// How much of a thing has a copy in one place.
+/// The amount of data that has a copy in one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CopyCount {
     pub files: u64,
@@ -106,23 +106,23 @@ pub struct CopyCount {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Show {
     pub checkpoint: Checkpoint,
-    /// What the record says about why it is complete, in a sentence; null while there is no record.
+    /// The record's reason for completeness, in a sentence; null while there is no record.
     pub evidence_detail: Option<String>,
-    /// What it still waits for, in a sentence each; empty when it is committed.
+    /// Conditions that the checkpoint still waits for, in a sentence each; empty when it is committed.
     pub waits_for: Vec<String>,
     /// The attempt that is or was uploaded; null before there is one.
     pub attempt: Option<String>,
-    /// The nodes whose files it has.
+    /// The nodes whose files the checkpoint has.
     pub participants: Vec<String>,
     /// The key of its marker in Tier-3; null before it is committed.
     pub marker_key: Option<String>,
     /// The key of its manifest in Tier-3; null before it is committed.
     pub manifest_key: Option<String>,
-    /// Committed by which fencing number; null before it is committed.
+    /// The fencing number of its commit; null before it is committed.
     pub epoch: Option<u64>,
-    /// The commit before it in its lineage.
+    /// The commit before this one in the lineage.
     pub previous: Option<CheckpointRef>,
-    /// Why it cannot be read whole; null for all that is known.
+    /// The reason why it cannot be read whole; null as far as is known.
     #[serde(default)]
     pub lost: Option<String>,
     /// Only with `--files`.
@@ -131,29 +131,30 @@ pub struct Show {
 }
 
 impl Show {
-    /// Not recoverable where a file has no good copy, or the commit cannot be read.
+    /// Returns not recoverable if a file has no good copy, or the commit cannot be read.
     #[must_use]
     pub fn exit_code(&self) -> super::ExitCode {
         if self.lost.is_some() { super::ExitCode::NotRecoverable } else { super::ExitCode::Done }
     }
 }
 
-/// One file of a checkpoint, or one loose file.
+/// A file of a checkpoint, or a loose file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
-    /// Relative to the mount.
+    /// Path relative to the mount.
     pub path: String,
     pub bytes: u64,
-    /// Of the whole file, as sealed; null before it is sealed.
+    /// Checksum of the whole file, as sealed; null before it is sealed.
     pub crc64nvme: Option<Crc64>,
-    /// Each place has 0 or 1 files here: the same shape as for a checkpoint.
+    /// Copies of this file: each place has 0 or 1 files; the shape is the checkpoint's.
     pub copies: Copies,
-    /// Where this machine's root can read the host copy without the mount; null where there is none.
+    /// The path by which this machine's root can read the host copy without the mount; null if there is no
+    /// host copy.
     pub host_path: Option<String>,
     /// `open`, `closed`, `cut`, `mapped` or `sealed`.
     pub state: String,
     pub node: String,
-    /// The key of the object copy; null where there is none.
+    /// The key of the object copy; null if there is none.
     pub object_key: Option<String>,
     pub mtime_ms: Option<i64>,
 }

@@ -1,6 +1,6 @@
-//! How an answer ends: exit codes, and errors that say what to do.
+//! The end of an answer: exit codes, and errors with an action.
 //!
-//! Owns: the numbers scripts see. Does not own: which answer an operation gives (the daemon decides).
+//! Owns: the numbers that scripts see. Does not own: the choice of an answer (the daemon).
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum ExitCode {
     /// Done, or there was nothing to do.
     Done,
-    /// Tried and not done; the answer says what is left.
+    /// Tried and not done; the answer lists the rest.
     Failed,
     /// The command line or the configuration is wrong.
     Usage,
@@ -39,7 +39,7 @@ impl ExitCode {
     }
 }
 
-/// An [`ExitCode`] other than done, as the word an error carries on the wire.
+/// An [`ExitCode`] other than done, as the word in an error on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
@@ -48,7 +48,7 @@ pub enum ErrorCode {
     NotRecoverable,
     Unavailable,
     Fenced,
-    /// Also what a word that this build does not know is read as.
+    /// Failed; also the reading of a word that this build does not know.
     #[serde(other)]
     Failed,
 }
@@ -66,14 +66,14 @@ impl From<ErrorCode> for ExitCode {
     }
 }
 
-/// Why a command was not done.
+/// The reason why a command was not done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{what}{}{action}", if action.is_empty() { "" } else { "; " })]
 pub struct ApiError {
     pub code: ErrorCode,
-    /// What failed, on which path or key, with the numbers that matter.
+    /// The failure, with its path or key and the numbers that matter.
     pub what: String,
-    /// What the person can do about it; empty when there is nothing to do.
+    /// The action for the person; empty if there is nothing to do.
     pub action: String,
 }
 

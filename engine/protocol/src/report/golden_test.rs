@@ -1,4 +1,4 @@
-//! The JSON that scripts see, written out: a changed name or shape fails here before it fails somebody's script.
+//! The JSON that scripts see, written out: a changed name or shape fails here before it breaks a script.
 
 use super::*;
 use crate::checksum::Crc64;
@@ -7,7 +7,7 @@ use crate::recovery::Standpoint;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-/// Writes as `golden`, and reads back as itself.
+/// Checks that the value is written as `golden`, and reads back as itself.
 fn is_golden<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(value: &T, golden: &Value) {
     assert_eq!(&serde_json::to_value(value).unwrap(), golden);
     assert_eq!(&serde_json::from_value::<T>(golden.clone()).unwrap(), value);

@@ -1,7 +1,6 @@
-//! What is kept and what is not, and what a job comes back to: `gc`, `pin`, `rm`, `undelete`,
-//! `export`, `import`, `recover`.
+//! Reports about keeping and resuming: `gc`, `pin`, `rm`, `undelete`, `export`, `import`, `recover`.
 //!
-//! Owns: the shapes, and the exit code each result deserves. Does not own: what may go (`retention`).
+//! Owns: the shapes, and the exit code for each result. Does not own: which versions may be retired (`retention`).
 
 use super::{Checkpoint, CheckpointRef, ExitCode};
 use crate::recovery::Standpoint;
@@ -10,18 +9,18 @@ use serde::{Deserialize, Serialize};
 /// `ckptctl gc`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Gc {
-    /// Nothing was done: the rows say what would be.
+    /// Whether nothing was done: the rows say what would be done.
     pub dry_run: bool,
     /// Every committed version, in order of run and lineage.
     pub rows: Vec<GcRow>,
-    /// Those to be given up that are still there.
+    /// Number of versions to be retired that are still there.
     pub left: u64,
-    /// Why, where something is left.
+    /// The reason why some are left.
     pub trouble: Option<String>,
 }
 
 impl Gc {
-    /// Done when nothing is left that was to go; unavailable when Tier-3 did not take it.
+    /// Returns done if no version is left that was to be retired; unavailable if Tier-3 refused.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         if self.dry_run { ExitCode::Done } else { of_what_is_left(self.left, self.trouble.as_deref()) }
@@ -36,15 +35,15 @@ fn of_what_is_left(left: u64, trouble: Option<&str>) -> ExitCode {
     }
 }
 
-/// What retention says of one committed version.
+/// The verdict of retention on one committed version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcRow {
     pub run: String,
     pub checkpoint: CheckpointRef,
     pub bytes: u64,
-    /// It is given up; otherwise it is kept.
+    /// Whether the version is retired; otherwise it is kept.
     pub given_up: bool,
-    /// One sentence.
+    /// The reason in one sentence.
     pub reason: String,
 }
 
@@ -53,25 +52,25 @@ pub struct GcRow {
 pub struct Pin {
     pub checkpoint: CheckpointRef,
     pub pinned: bool,
-    /// It was so before.
+    /// Whether the pin was in that state before.
     pub already: bool,
 }
 
 /// `ckptctl rm`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removal {
-    /// Relative to the mount.
+    /// Path relative to the mount.
     pub path: String,
-    /// Committed versions that were given up.
+    /// Committed versions that were retired.
     pub versions: u64,
-    /// Those that are still in Tier-3.
+    /// Number of those that are still in Tier-3.
     pub left: u64,
-    /// Why, where something is left.
+    /// The reason why some are left.
     pub trouble: Option<String>,
 }
 
 impl Removal {
-    /// As [`Gc::exit_code`].
+    /// Returns the code by the rule of [`Gc::exit_code`].
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         of_what_is_left(self.left, self.trouble.as_deref())
@@ -90,37 +89,38 @@ pub struct Undelete {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Export {
     pub checkpoint: CheckpointRef,
-    /// Absolute, on the daemon's machine.
+    /// Absolute path on the daemon's machine.
     pub directory: String,
     pub files: u64,
     pub bytes: u64,
-    /// Of the files, those whose bytes were in the node's memory.
+    /// Number of files whose bytes were in the node's memory.
     pub host_files: u64,
-    /// Counts what the file system there, or the daemon's rights, did not take, and how many pipes, sockets and devices lie in the checkpoint.
+    /// Counts of what was left out: refused by the file system there, or by the daemon's rights; and pipes, sockets and devices in the
+    /// checkpoint.
     pub left_out: Vec<String>,
 }
 
 /// `ckptctl import`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Import {
-    /// Below the URL of Tier-3.
+    /// Path below the URL of Tier-3.
     pub from: String,
-    /// Every checkpoint that was recognised, and objects that cannot be files.
+    /// Every recognised checkpoint, and objects that cannot be files.
     pub rows: Vec<ImportRow>,
-    /// Files that belong to no checkpoint, and stay as they are.
+    /// Number of files that belong to no checkpoint, and stay as they are.
     pub loose: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportRow {
-    /// Relative to the mount.
+    /// Path relative to the mount.
     pub path: String,
-    /// The version that it became.
+    /// The version that the checkpoint became.
     pub checkpoint: Option<CheckpointRef>,
     pub files: u64,
     pub bytes: u64,
     pub outcome: ImportOutcome,
-    /// One sentence.
+    /// The reason in one sentence.
     pub reason: String,
 }
 
@@ -128,11 +128,11 @@ pub struct ImportRow {
 #[serde(rename_all = "snake_case")]
 pub enum ImportOutcome {
     Imported,
-    /// By an import before this one.
+    /// Imported by an earlier import.
     Already,
     /// Nothing was done.
     Refused,
-    /// Also a word that this build does not know.
+    /// Unknown; also the reading of a word that this build does not know.
     #[serde(other)]
     Unknown,
 }
@@ -150,7 +150,7 @@ impl ImportOutcome {
 }
 
 impl Import {
-    /// Done when every checkpoint there is one of ours now.
+    /// Returns done if every checkpoint there is now one of ours.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         let ours = |row: &ImportRow| matches!(row.outcome, ImportOutcome::Imported | ImportOutcome::Already);
@@ -164,13 +164,13 @@ pub struct Recovery {
     pub runs: Vec<RunRecovery>,
 }
 
-/// One run: what a job of it loads when it comes back.
+/// A run, and the checkpoint that its job loads when it comes back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunRecovery {
     pub run: String,
-    /// None where nothing can be loaded, although there are checkpoints.
+    /// None if nothing can be loaded, although there are checkpoints.
     pub chosen: Option<CheckpointRef>,
-    /// From the newest to the oldest along the lineage, without what the job removed and what it saved over.
+    /// Versions from the newest to the oldest along the lineage, without those that the job removed or saved over.
     pub versions: Vec<RecoveryRow>,
     /// Versions that have no row because the job, or a person, removed all their names.
     #[serde(default)]
@@ -182,13 +182,13 @@ pub struct RecoveryRow {
     pub checkpoint: Checkpoint,
     pub standpoint: Standpoint,
     pub reason: String,
-    /// The version is passed over only because its job, or a person, removed a part of it.
+    /// Whether the version is passed over only because its job, or a person, removed a part of it.
     #[serde(default)]
     pub removed_in_part: bool,
 }
 
 impl RunRecovery {
-    /// The run has nothing to load, and not because of what its job, or a person, removed.
+    /// Whether the run has nothing to load, for another reason than a removal by its job or a person.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         let meant = !self.versions.is_empty() && self.versions.iter().all(|row| row.removed_in_part);
@@ -197,8 +197,8 @@ impl RunRecovery {
 }
 
 impl Recovery {
-    /// Not recoverable where a run that has checkpoints can load none, and its job did not mean that: it must not begin again at step 0
-    /// unnoticed.
+    /// Returns not recoverable if a run with checkpoints can load none, and its job did not intend that: such a job must not begin again at
+    /// step 0 unnoticed.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         if self.runs.iter().any(RunRecovery::is_lost) { ExitCode::NotRecoverable } else { ExitCode::Done }

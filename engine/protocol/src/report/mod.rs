@@ -1,13 +1,12 @@
-//! What the daemon tells people: the plain data behind every `ckptctl` command, `status.json` and the control files.
+//! Reports of the daemon to people: the plain data behind every `ckptctl` command, `status.json` and the control files.
 //!
-//! Owns: the shapes, the words in them, and the exit code that each answer deserves. Does not own: gathering the
-//! facts (the daemon), carrying them (the control crate), or drawing them (`ckptctl`).
+//! Owns: the shapes, the words in them, and the exit code for each answer. Does not own: gathering the facts (the daemon), carrying them
+//! (the control crate), or drawing them (`ckptctl`).
 //!
-//! This is a contract with scripts. Fields are only ever added: never renamed, never given another meaning. A field
-//! that is added carries `#[serde(default)]`, so that a new `ckptctl` reads an older daemon; unknown fields are
-//! ignored, so that an old one reads a newer daemon. Sizes are integers of bytes, times are milliseconds since the
-//! Unix epoch, durations are seconds. Identities that are drawn at random are text, since many JSON readers keep
-//! only 53 bits of a number.
+//! The shapes are a contract with scripts. Fields are only ever added: never renamed, never given another meaning. An added field carries
+//! `#[serde(default)]`, so that a new `ckptctl` reads an older daemon; unknown fields are ignored, so that an old one reads a newer
+//! daemon. Sizes are integers of bytes, times are milliseconds since the Unix epoch, durations are seconds. Random identities are text,
+//! because many JSON readers keep only 53 bits of a number.
 
 mod checkpoint;
 mod exit;
@@ -39,15 +38,15 @@ pub use work::{
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
-/// Text for people and JSON from the bytes of a path, as [`RelPath`](crate::path::RelPath) is written: two paths never have the same
-/// text. Commands take it for the path (see [`Place::unescaped`](crate::selector::Place::unescaped)), unless another path has that text as
-/// its name: those that only read then take that one, and those that change something refuse.
+/// Returns the bytes of a path as text for people and JSON, in the form of [`RelPath`](crate::path::RelPath): two paths never have the
+/// same text. Commands accept the text for the path (see [`Place::unescaped`](crate::selector::Place::unescaped)). If another path has
+/// that text as its name, commands that only read take that path, and commands that change something refuse.
 #[must_use]
 pub fn path_text(path: &[u8]) -> String {
     crate::escape::escape(path)
 }
 
-/// Characters of the Unicode categories Cf, Zl and Zp, which are not seen themselves and change how others are: the direction of a text,
+/// Characters of the Unicode categories Cf, Zl and Zp. Such characters are invisible and change how others appear: the direction of a text,
 /// its lines, joined letters.
 const UNSEEN: [RangeInclusive<char>; 22] = [
     '\u{ad}'..='\u{ad}',
@@ -75,12 +74,12 @@ const UNSEEN: [RangeInclusive<char>; 22] = [
 ];
 
 fn is_seen_as_it_is(c: char) -> bool {
-    // Nearly all names are of these.
+    // Nearly all names consist of these.
     c.is_ascii_graphic() || c == ' ' || !c.is_control() && !UNSEEN.iter().any(|range| range.contains(&c))
 }
 
-/// A text from outside as a part of one line, with control characters and those that are not seen escaped: a file's name must neither
-/// move the cursor nor begin a line of its own, nor turn the rest of its line around.
+/// Escapes control and invisible characters in a text from outside, for use within one line. A file's name must not move the cursor, begin
+/// a line of its own, or turn the rest of its line around.
 #[must_use]
 pub fn one_line(text: &str) -> Cow<'_, str> {
     if text.chars().all(is_seen_as_it_is) {
@@ -96,7 +95,7 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     }))
 }
 
-/// A random identity as 16 hex digits, as the type's documentation says.
+/// Serialises a random identity as 16 hex digits, as the type's documentation says.
 pub(crate) mod hex16 {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 

@@ -1,6 +1,6 @@
-//! Who keeps whose copies, and what the loss of some nodes would cost: `placement`.
+//! The report of `placement`: the partner of each node, and the cost of losing some nodes.
 //!
-//! Owns: the shapes, and how they are made of a placement. Does not own: the choice and the counts (`placement`).
+//! Owns: the shapes, and how they follow from a placement. Does not own: the choice and the counts (`placement`).
 
 use crate::id::NodeName;
 use crate::label::Labels;
@@ -8,62 +8,62 @@ use crate::placement::{self, Candidate, Note, Scope, Survival, survival};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// So many warnings are listed; each is about one node, and a cluster in one rack has one for each.
+/// Most warnings that are listed; each is about one node, and a cluster in one rack has one for each.
 pub const WARNINGS_MAX: usize = 16;
 
 /// `ckptctl placement`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
-    /// The coordinator's epoch that made it.
+    /// The coordinator's epoch in which the placement was made.
     pub epoch: u64,
-    /// Counts the placements of an epoch.
+    /// Number of the placement within its epoch.
     pub number: u64,
     /// `ring` or `pair`.
     pub scheme: String,
     /// The label that names failure domains.
     pub label: String,
-    /// Partners are in one domain on purpose; otherwise in two where that can be.
+    /// Whether partners are in one domain on purpose; otherwise they are in two if possible.
     pub within: bool,
     /// Every node, by name.
     pub nodes: Vec<PlacementRow>,
-    /// For one, two and three nodes lost at once, and then for one whole domain.
+    /// Rows for one, two and three nodes lost at once, and then for one whole domain.
     pub survival: Vec<SurvivalRow>,
-    /// One sentence each, the first [`WARNINGS_MAX`].
+    /// Warnings, a sentence each; the first [`WARNINGS_MAX`].
     pub warnings: Vec<String>,
-    /// Those that are not listed.
+    /// Number of warnings that are not listed.
     pub more_warnings: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementRow {
     pub node: String,
-    /// Its failure domain; null without the label.
+    /// The node's failure domain; null without the label.
     pub domain: Option<String>,
-    /// Who keeps its copies; null where nobody does.
+    /// The node that keeps its copies; null if no node does.
     pub partner: Option<String>,
     pub partner_domain: Option<String>,
-    /// Whose copies it keeps.
+    /// The node whose copies it keeps.
     pub keeps: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SurvivalRow {
-    /// How many are lost at once.
+    /// Number of nodes or domains lost at once.
     pub lost: u64,
-    /// Of what: `node`, or the label that names failure domains.
+    /// `node`, or the label that names failure domains.
     pub of: String,
-    /// How many ways there are to lose so many.
+    /// Number of ways to lose so many.
     pub combinations: u64,
-    /// Those that lose what is not in Tier-3 yet.
+    /// Number of ways that lose data which is not in Tier-3 yet.
     pub fatal: u64,
-    /// One that loses the most; empty when none loses any.
+    /// A way that loses the most; empty if none loses any.
     pub worst: Vec<String>,
-    /// How many nodes' data is lost in it.
+    /// Number of nodes whose data that way loses.
     pub worst_loses: u64,
 }
 
 impl Placement {
-    /// What people see of a placement. `members` are those it was made of, with the notes of then.
+    /// Makes the report of a placement. `members` are those that it was made of, with the notes of that moment.
     #[must_use]
     pub fn of(placement: &placement::Placement, members: &[Candidate], notes: &[Note]) -> Self {
         let rules = &placement.rules;

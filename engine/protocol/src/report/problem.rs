@@ -1,20 +1,20 @@
-//! What may be wrong with a node: `problems` of `status`, the label of a metric, the exit status of `ckptctl status --exit-code`.
+//! Problems of a node: `problems` of `status`, the label of a metric, the exit status of `ckptctl status --exit-code`.
 //!
-//! Owns: the words, and how grave each is. Does not own: noticing any of it (the engine, the daemon, `ckptctl`).
+//! Owns: the words, and the gravity of each. Does not own: noticing a problem (the engine, the daemon, `ckptctl`).
 //!
-//! A word here is a contract with alerts: it is added, and never given another meaning.
+//! A word here is a contract with alerts: words are added, and never given another meaning.
 
 use super::ExitCode;
 use serde::{Deserialize, Serialize};
 
-/// One thing that is wrong.
+/// A problem of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     /// Stable, for alerts: lower-case words joined by `_`, such as `tier3_away`. See [`ProblemCode`].
     pub code: String,
-    /// What is wrong, with the numbers.
+    /// The problem, with its numbers.
     pub what: String,
-    /// What to do about it.
+    /// The action against it.
     pub action: String,
 }
 
@@ -38,20 +38,20 @@ macro_rules! problem_codes {
             /// In the order of the table.
             pub const ALL: &'static [Self] = &[$(Self::$name,)+];
 
-            /// As it is written in JSON and in the metric's label.
+            /// Returns the word in JSON and in the metric's label.
             #[must_use]
             pub const fn word(self) -> &'static str {
                 match self { $(Self::$name => $word,)+ }
             }
 
-            /// What `ckptctl status --exit-code` ends with, where nothing graver is wrong.
+            /// Returns the exit code of `ckptctl status --exit-code`, if no graver problem exists.
             #[must_use]
             pub const fn exit_code(self) -> ExitCode {
                 match self { $(Self::$name => ExitCode::$exit,)+ }
             }
 
-            /// Whether programs cannot use the mount, or must not: `/healthz` fails. Everything else leaves it healthy, since whatever
-            /// restarts a daemon for its health costs it its memory.
+            /// Whether programs cannot use the mount, or must not: `/healthz` fails. All other problems leave the node healthy,
+            /// because a restart of a daemon for its health costs it its memory.
             #[must_use]
             pub const fn fails_health(self) -> bool {
                 match self { $(Self::$name => matches!(Health::$health, Health::Fails),)+ }
@@ -93,19 +93,20 @@ problem_codes! {
     Unnameable, "unnameable", Failed, Stays, "Names that no key of Tier-3 can hold.";
 }
 
-/// The way out of [`ProblemCode::WritersUnseen`].
+/// The remedy for [`ProblemCode::WritersUnseen`].
 pub const SEE_WRITERS: &str = "run ckptd in the host's pid namespace: `hostPID: true` in Kubernetes, `--pid=host` in Docker; what is known to be whole can \
      be committed with `ckptctl commit`";
 
 impl ProblemCode {
-    /// The code of a word; none for one of a newer daemon.
+    /// Returns the code of a word; none for a word of a newer daemon.
     #[must_use]
     pub fn of(word: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|code| code.word() == word)
     }
 }
 
-/// How `ckptctl status --exit-code` ends: with the gravest of the problems. A word that this build does not know is a failure.
+/// Returns the exit code of `ckptctl status --exit-code`: that of the gravest problem. A word that this build does not know is a
+/// failure.
 #[must_use]
 pub fn exit_code_of(problems: &[Problem]) -> ExitCode {
     const GRAVEST_FIRST: [ExitCode; 4] =
@@ -116,10 +117,10 @@ pub fn exit_code_of(problems: &[Problem]) -> ExitCode {
     GRAVEST_FIRST.into_iter().find(|code| codes.contains(code)).unwrap_or(ExitCode::Done)
 }
 
-/// What is said of problems of one code, so that a thousand lost files do not bury the one that explains them.
+/// Most problems of one code that are listed, so that a thousand lost files do not bury the problem that explains them.
 pub const PROBLEMS_OF_ONE_CODE_MAX: usize = 20;
 
-/// Leaves at most [`PROBLEMS_OF_ONE_CODE_MAX`] of each code, in their order, and says how many there are besides.
+/// Keeps at most [`PROBLEMS_OF_ONE_CODE_MAX`] of each code, in their order, and adds the number of the others.
 #[must_use]
 pub fn shortened(problems: Vec<Problem>) -> Vec<Problem> {
     let mut seen: std::collections::BTreeMap<String, usize> = std::collections::BTreeMap::new();

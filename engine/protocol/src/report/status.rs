@@ -1,4 +1,4 @@
-//! What is the matter with this node: `status`, `tiers`, `nodes`, `doctor`.
+//! State of this node: `status`, `tiers`, `nodes`, `doctor`.
 //!
 //! Owns: the shapes. Does not own: checkpoints and their files (`checkpoint`), long work (`work`).
 
@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 pub struct Status {
     /// The daemon's own version, as `ckptd --version` prints it.
     pub version: String,
-    /// The serving daemon. It is safe to kill.
+    /// Process id of the serving daemon, which is safe to kill.
     pub pid: u32,
-    /// The process that holds the mount while the daemon is away; null where there is none.
+    /// The process that holds the mount while the daemon is away; null if there is none.
     pub keeper_pid: Option<u32>,
     #[serde(with = "super::hex16")]
     pub start: StartId,
@@ -23,11 +23,11 @@ pub struct Status {
     #[serde(with = "super::hex16")]
     pub incarnation: Incarnation,
     pub state: NodeState,
-    /// Where other nodes reach this one.
+    /// The address at which other nodes reach this one.
     pub listen: String,
-    /// Where `/metrics` and `/healthz` are.
+    /// The address of `/metrics` and `/healthz`.
     pub http: String,
-    /// Empty when nothing is wrong.
+    /// Empty if nothing is wrong.
     pub problems: Vec<Problem>,
     pub mount: MountStatus,
     pub tiers: Vec<TierStatus>,
@@ -38,36 +38,38 @@ pub struct Status {
     /// Files among `unsaved` that are open or not sealed yet: no other node has a copy.
     #[serde(default)]
     pub unsealed: CopyCount,
-    /// Changes of the tree that Tier-3 was to be told of and was not; null where nothing is known to be.
+    /// Changes of the tree that Tier-3 should have received but did not; null if none is known.
     #[serde(default)]
     pub untold: Option<Untold>,
-    /// How this node's files are copied to another one; null for a node that is alone.
+    /// The copying of this node's files to another one; null for a node that is alone.
     #[serde(default)]
     pub replication: Option<ReplicationStatus>,
-    /// When this was written, which says how old a `status.json` is.
+    /// Time of this report; it shows how old a `status.json` is.
     pub written_ms: i64,
 }
 
-/// Names and attributes that were given, changed or removed, and that Tier-3 did not take yet: a start with empty memory has them as they were.
+/// Names and attributes that were set, changed or removed, and that Tier-3 does not have yet: a start with empty memory has them as they
+/// were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Untold {
-    /// Removals among them, a whole checkpoint for one. The others are not counted.
+    /// Number of removals among them; a whole checkpoint counts as one. The other changes are not counted.
     pub removals: u64,
 }
 
-/// What the loss of a node's memory costs, a sentence each.
+/// The cost of losing a node's memory, a sentence each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Loss {
-    /// It is gone.
+    /// Data that is gone.
     pub gone: Vec<String>,
-    /// Only other nodes have it: it is there while they live.
+    /// Data that only other nodes have: it exists while they live.
     pub copied: Vec<String>,
 }
 
 impl Status {
-    /// What a job can load once this node's memory is gone, and what that costs. A checkpoint that other nodes have copies of stays.
+    /// Changes the report to the state after the loss of this node's memory, and returns the cost. A checkpoint that other nodes have
+    /// copies of stays.
     ///
-    /// A daemon that stopped with all of it durable loses nothing.
+    /// A daemon that stopped with all of its data durable loses nothing.
     pub fn lose_memory(&mut self) -> Loss {
         let mut loss = Loss::default();
         if self.state == NodeState::Stopped {
@@ -129,7 +131,7 @@ impl Status {
         loss
     }
 
-    /// Who has copies of all its sealed files; none where one lacks a copy.
+    /// Returns the node or nodes with copies of all sealed files; none if a file lacks a copy.
     fn copied_to(&self) -> Option<String> {
         let replication = self.replication.as_ref().filter(|replication| replication.lacking_files == 0)?;
         let partner = replication.partner.as_ref();
@@ -137,7 +139,7 @@ impl Status {
     }
 }
 
-/// What the node is doing.
+/// The activity of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeState {
@@ -145,18 +147,18 @@ pub enum NodeState {
     Starting,
     /// All promises hold.
     Serving,
-    /// The mount serves, and `problems` says which promise is weaker.
+    /// The mount serves, but a promise is weaker; `problems` names it.
     Degraded,
-    /// Told to end: uploading and committing what it can.
+    /// The daemon was told to end, and uploads and commits what it can.
     Draining,
     Stopped,
-    /// A word of a newer daemon.
+    /// A word that only a newer daemon knows.
     #[serde(other)]
     Unknown,
 }
 
 impl NodeState {
-    /// As it is written in JSON.
+    /// Returns the word in JSON.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -174,21 +176,21 @@ impl NodeState {
 pub struct MountStatus {
     pub path: String,
     pub mode: FuseMode,
-    /// Why it is this mode: what the probe tried and what the kernel answered.
+    /// The reason for this mode: what the probe tried and what the kernel answered.
     pub reason: String,
-    /// Requests the kernel has sent, by operation. Passthrough I/O does not appear, since nobody is asked.
+    /// Requests that the kernel has sent, by operation. Passthrough I/O does not appear, because it does not reach the daemon.
     pub requests: BTreeMap<String, u64>,
 }
 
-/// How bytes pass between programs and Tier-1.
+/// The way of bytes between programs and Tier-1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FuseMode {
     /// The kernel reads and writes Tier-1 itself.
     Passthrough,
-    /// The daemon is asked for each read and write.
+    /// Each read and write passes through the daemon.
     Fallback,
-    /// A word of a newer daemon.
+    /// A word that only a newer daemon knows.
     #[serde(other)]
     Unknown,
 }
@@ -204,33 +206,33 @@ impl FuseMode {
     }
 }
 
-/// One place where copies live.
+/// A tier: a place that holds copies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TierStatus {
     /// `tier1`, `spill`, `tier2`, `tier3`.
     pub name: String,
     pub used_bytes: u64,
-    /// Null where the tier has no size of its own, as an object store.
+    /// Null if the tier has no size of its own, such as an object store.
     pub size_bytes: Option<u64>,
-    /// The part of the tier whose pages are there already, 0 to 1; null where that means nothing.
+    /// Part of the tier whose pages exist already, 0 to 1; null if that has no meaning.
     pub warm_fraction: Option<f64>,
     pub state: TierState,
-    /// What it is made of: a URL without secrets, `private tmpfs`, a directory.
+    /// The medium: a URL without secrets, `private tmpfs`, a directory.
     pub medium: String,
     pub files: u64,
-    /// The users of the budget, by name. They sum to `used_bytes`.
+    /// The users of the budget, by name. The values sum to `used_bytes`.
     pub used_by: BTreeMap<String, u64>,
-    /// What waits to be copied here.
+    /// Bytes that wait to be copied here.
     pub queued_bytes: u64,
-    /// Whether the store was seen to let exactly one of many creates of one key win; null where it was not asked.
+    /// Whether the store was seen to let exactly one of many creates of one key win; null if it was not tried.
     pub fencing: Option<bool>,
-    /// Whether the store was seen to refuse a damaged part; null where it was not asked.
+    /// Whether the store was seen to refuse a damaged part; null if it was not tried.
     pub part_checksums: Option<bool>,
-    /// Where reclaiming begins and ends; null where nothing is reclaimed.
+    /// The marks between which reclaiming works; null if nothing is reclaimed.
     #[serde(default)]
     pub marks: Option<Marks>,
-    /// While more than the low mark is in use: what keeps it there, by reason, in bytes. `may give way` is what nobody has
-    /// needed the room of yet.
+    /// While more than the low mark is in use: the bytes that are kept, by reason. `may give way` counts bytes whose room has not been
+    /// needed yet.
     #[serde(default)]
     pub held_by: BTreeMap<String, u64>,
     /// Facts a person should know, such as that commits do not survive this machine.
@@ -256,7 +258,7 @@ pub enum TierState {
     Away,
     /// Not configured.
     Off,
-    /// A word of a newer daemon.
+    /// A word that only a newer daemon knows.
     #[serde(other)]
     Unknown,
 }
@@ -275,21 +277,21 @@ impl TierState {
     }
 }
 
-/// How a node's sealed files are copied to its partner.
+/// The copying of a node's sealed files to its partner.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ReplicationStatus {
-    /// Who keeps the copies; null where nobody does now.
+    /// The node that keeps the copies; null if no node does now.
     pub partner: Option<String>,
-    /// Files that nobody who lives has a whole copy of.
+    /// Number of files of which no live node has a whole copy.
     pub lacking_files: u64,
     pub lacking_bytes: u64,
-    /// Since when there are such files; null when there are none.
+    /// Time since when there are such files; null if there are none.
     pub since_ms: Option<i64>,
-    /// Why they lack it; null while they are on their way.
+    /// The reason why they lack a copy; null while they are on their way.
     pub why: Option<String>,
 }
 
-/// Where one run stands.
+/// The state of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunStatus {
     /// The run directory below the mount, `_` for the mount's root.
@@ -298,20 +300,21 @@ pub struct RunStatus {
     pub latest: Option<CheckpointRef>,
     /// The newest committed one of the lineage.
     pub watermark: Option<CheckpointRef>,
-    /// What a restart would load now: the newest whole one that nobody removed.
+    /// The checkpoint that a restart would load now: the newest whole one that was not removed.
     pub recoverable: Option<CheckpointRef>,
-    /// The same of committed ones of which nothing is known to be bad in Tier-3: what it would load after the loss of this node's memory.
+    /// The checkpoint that a restart would load after the loss of this node's memory: as `recoverable`, among committed ones without a
+    /// known defect in Tier-3.
     #[serde(default)]
     pub durable: Option<CheckpointRef>,
     /// Complete versions that are newer than the watermark.
     pub lag_versions: u64,
     /// Their bytes that are not in Tier-3 yet.
     pub lag_bytes: u64,
-    /// How long the oldest of them has been complete. 0 when there is none.
+    /// Time for which the oldest of them has been complete. 0 if there is none.
     pub lag_seconds: f64,
 }
 
-/// One row of `ckptctl nodes`.
+/// A row of `ckptctl nodes`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     pub name: String,
@@ -322,28 +325,28 @@ pub struct Node {
     pub state: NodeState,
     pub listen: String,
     pub version: String,
-    /// The fencing number it last saw.
+    /// The last fencing number that the node saw.
     pub epoch: u64,
     pub coordinator: bool,
-    /// Whether it is the node that answered.
+    /// Whether this is the node that answered.
     pub this: bool,
     pub tier1_used_bytes: u64,
     pub tier1_size_bytes: u64,
-    /// What the coordinator makes of it: `awaited`, `alive`, `suspect`, `cut_off` or `gone`. Empty from an older daemon.
+    /// The coordinator's verdict: `awaited`, `alive`, `suspect`, `cut_off` or `gone`. Empty from an older daemon.
     #[serde(default)]
     pub standing: String,
-    /// Since when it stands so, for one that is not alive.
+    /// Time of its present standing, unless it is alive.
     #[serde(default)]
     pub since_ms: Option<i64>,
-    /// Why, for one that is not alive.
+    /// The reason for its standing, unless it is alive.
     #[serde(default)]
     pub why: Option<String>,
-    /// How long ago it was last heard; null for the coordinator's own.
+    /// Time since the node was last heard; null for the coordinator's own.
     #[serde(default)]
     pub heard_ago_seconds: Option<f64>,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// Who keeps its copies; null where nobody does.
+    /// The node that keeps its copies; null if no node does.
     #[serde(default)]
     pub partner: Option<String>,
 }
@@ -355,7 +358,7 @@ pub struct Doctor {
 }
 
 impl Doctor {
-    /// Failed when a check failed; warnings alone are not a failure.
+    /// Returns failed if a check failed; warnings alone are not a failure.
     #[must_use]
     pub fn exit_code(&self) -> super::ExitCode {
         if self.checks.iter().any(|check| check.verdict == CheckVerdict::Fail) {
@@ -366,15 +369,15 @@ impl Doctor {
     }
 }
 
-/// One thing that was tried on this machine.
+/// A check that was tried on this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// Stable: lower-case words joined by `_`.
+    /// Stable name: lower-case words joined by `_`.
     pub name: String,
     pub verdict: CheckVerdict,
-    /// What was tried and what came of it.
+    /// The check and its result.
     pub what: String,
-    /// How to make it better; null when there is nothing to do.
+    /// The remedy; null if there is nothing to do.
     pub fix: Option<String>,
 }
 
@@ -387,7 +390,7 @@ pub enum CheckVerdict {
     Fail,
     /// Could not be tried here.
     Skipped,
-    /// A word of a newer daemon.
+    /// A word that only a newer daemon knows.
     #[serde(other)]
     Unknown,
 }

@@ -1,4 +1,4 @@
-//! `ckptctl why`: what was concluded about a path, and from which facts.
+//! `ckptctl why`: the conclusions about a path, and the facts behind them.
 
 use super::CheckpointState;
 use serde::{Deserialize, Serialize};
@@ -6,47 +6,48 @@ use serde::{Deserialize, Serialize};
 /// `ckptctl why`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Why {
-    /// Relative to the mount: of the checkpoint that the path belongs to, else of the file.
+    /// Path relative to the mount: of the checkpoint that the path belongs to, else of the file.
     pub path: String,
     pub state: CheckpointState,
-    /// What was concluded, in a sentence.
+    /// The conclusion, in a sentence.
     pub verdict: String,
     /// Whether programs find it under that path.
     pub in_sight: bool,
-    /// Why it stays in sight although it can never be complete, or why it went; null where neither was decided.
+    /// The reason why it stays visible although it can never be complete, or why it was hidden; null if neither
+    /// was decided.
     pub sight: Option<String>,
-    /// Something whole is there that a job could load instead.
+    /// Whether a whole checkpoint exists that a job could load instead.
     pub fallback: bool,
     pub writers: Vec<WhyWriter>,
     pub files: Vec<WhyFile>,
-    /// Files that are not listed, of very many.
+    /// Number of files that are not listed, if there are very many.
     pub files_left_out: u64,
 }
 
-/// A process that wrote some of it.
+/// A process that wrote some of the files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WhyWriter {
     pub process: u32,
     pub session: String,
-    /// As its launcher gave it; null where none did.
+    /// The rank from its launcher; null if there is none.
     pub rank: Option<u64>,
     pub world_size: Option<u64>,
-    /// How it ended, in words.
+    /// The end of the process, in words.
     pub end: String,
-    /// How many of the files it wrote.
+    /// Number of files that it wrote.
     pub files: u64,
 }
 
-/// What is known of one file.
+/// The facts about one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WhyFile {
-    /// Relative to the mount.
+    /// Path relative to the mount.
     pub path: String,
     pub bytes: u64,
     /// `open`, `closed`, `cut`, `mapped` or `sealed`.
     pub state: String,
-    /// It got its name by rename(2) after it was written.
+    /// Whether a rename(2) gave the file its name after it was written.
     pub renamed: bool,
-    /// The newest committed version holds these bytes under this name.
+    /// Whether the newest committed version holds these bytes under this name.
     pub committed: bool,
 }

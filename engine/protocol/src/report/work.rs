@@ -1,11 +1,11 @@
-//! Work that takes time, and its ends: `verify`, `flush`, `commit`, and the events on the way.
+//! Work that takes time, and its results: `verify`, `flush`, `commit`, and the events on the way.
 //!
-//! Owns: the shapes, and the exit code each result deserves. Does not own: doing the work.
+//! Owns: the shapes, and the exit code for each result. Does not own: doing the work.
 
 use super::{ApiError, CheckpointRef, CheckpointState, ExitCode};
 use serde::{Deserialize, Serialize};
 
-/// One line of a streamed answer. Any number of progress lines, then exactly one result or error.
+/// A line of a streamed answer. There may be any number of progress lines, then exactly one result or error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StreamLine<T> {
@@ -14,37 +14,37 @@ pub enum StreamLine<T> {
     Error(ApiError),
 }
 
-/// How far a piece of long work is. Totals may grow while it runs.
+/// The progress of long work. Totals may grow while it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Progress {
     pub done_bytes: u64,
     pub total_bytes: u64,
     pub done_files: u64,
     pub total_files: u64,
-    /// What is worked on: a path, relative to the mount.
+    /// Path of the present item, relative to the mount.
     pub now: Option<String>,
 }
 
 /// `ckptctl prefetch`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Prefetch {
-    /// False when it goes on after this answer; then only the totals are known.
+    /// False if the work goes on after this answer; then only the totals are known.
     pub waited: bool,
     pub total_files: u64,
     pub total_bytes: u64,
     pub fetched_files: u64,
     pub fetched_bytes: u64,
-    /// What did not have to be fetched.
+    /// Number of files that did not have to be fetched.
     pub here_files: u64,
     pub here_bytes: u64,
-    /// What did not fit beside what may not give way.
+    /// Files that found no room beside those that may not give way.
     pub no_room: Vec<Unfetched>,
-    /// What could not be fetched whole.
+    /// Files that could not be fetched whole.
     pub failed: Vec<Unfetched>,
 }
 
 impl Prefetch {
-    /// Done when all of it is here, or is being fetched.
+    /// Returns done if all files are here, or are being fetched.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         if self.no_room.is_empty() && self.failed.is_empty() { ExitCode::Done } else { ExitCode::Failed }
@@ -55,7 +55,7 @@ impl Prefetch {
 pub struct Unfetched {
     pub path: String,
     pub size_bytes: u64,
-    /// Why, with the numbers.
+    /// The reason, with its numbers.
     pub what: String,
 }
 
@@ -64,17 +64,17 @@ pub struct Unfetched {
 pub struct Verify {
     pub checkpoints: u64,
     pub files: u64,
-    /// Copies read and compared with their checksum.
+    /// Copies that were read and compared with their checksum.
     pub copies: u64,
     pub bytes: u64,
-    /// Whether Tier-3 was read too, not only asked.
+    /// Whether Tier-3's bytes were read too, not only its listing.
     pub deep: bool,
     /// Copies that were bad and have been replaced from a good one.
     pub repaired: Vec<VerifyRepair>,
     /// Files with no good copy left.
     pub unrecoverable: Vec<Unrecoverable>,
-    /// Files that may have a good copy, and of which one could not be read now, or is bad and could not be made good; and those that have
-    /// no checksum yet.
+    /// Files that may have a good copy, but a copy could not be read now, or is bad and could not be repaired; and files without a
+    /// checksum so far.
     pub unchecked: Vec<Unrecoverable>,
     /// Objects in Tier-3 that are bad or missing, and could not be written again.
     #[serde(default)]
@@ -82,7 +82,7 @@ pub struct Verify {
     /// Whether Tier-3 or another node did not answer, so that a copy was not read.
     #[serde(default)]
     pub away: bool,
-    /// Committed checkpoints of which Tier-3 does not say what it must.
+    /// Committed checkpoints that break an invariant in Tier-3.
     #[serde(default)]
     pub broken: Vec<BrokenInvariant>,
 }
@@ -98,8 +98,8 @@ impl Verify {
             && self.broken.is_empty()
     }
 
-    /// Done when every listed file ends with a good copy, every commit is one, and all that was asked for was read. Unavailable when
-    /// something did not answer; failed when an object is bad and could not be written again.
+    /// Returns done if every listed file ends with a good copy, every commit is valid, and everything asked for was read. Returns
+    /// unavailable if a tier or a node did not answer; failed if an object is bad and could not be written again.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         if !self.unrecoverable.is_empty() || !self.broken.is_empty() {
@@ -119,25 +119,25 @@ pub struct VerifyRepair {
     pub path: String,
     /// `host`, `peer` or `object`.
     pub copy: String,
-    /// Which chunk, and both checksums.
+    /// The chunk, and both checksums.
     pub what: String,
-    /// Where the good bytes came from.
+    /// The source of the good bytes.
     pub from: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unrecoverable {
     pub path: String,
-    /// Which copies were tried and what was wrong with each.
+    /// The copies that were tried, and the defect of each.
     pub what: String,
 }
 
-/// Something that must always be true of a committed checkpoint, and is not.
+/// An invariant of a committed checkpoint that does not hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrokenInvariant {
-    /// The checkpoint's.
+    /// The checkpoint's path.
     pub path: String,
-    /// The sentence, as one of `invariants` is named.
+    /// The sentence: the name of the function in `invariants`.
     pub invariant: String,
     pub what: String,
 }
@@ -145,13 +145,13 @@ pub struct BrokenInvariant {
 /// `ckptctl flush`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Flush {
-    /// Whether the command was asked to stay until all is committed.
+    /// Whether the command was asked to wait until all is committed.
     pub waited: bool,
     pub uploaded_files: u64,
     pub uploaded_bytes: u64,
-    /// What this command saw being committed.
+    /// Checkpoints that this command saw being committed.
     pub committed: Vec<CheckpointRef>,
-    /// What is not committed at the end.
+    /// Checkpoints and files that are not committed at the end.
     pub pending: Vec<Pending>,
     pub timed_out: bool,
     /// Whether Tier-3 did not answer at the end.
@@ -159,7 +159,7 @@ pub struct Flush {
 }
 
 impl Flush {
-    /// Done when nothing is left, or nobody waited; unavailable when Tier-3 was the reason at the time-out.
+    /// Returns done if nothing is left, or the caller did not wait; unavailable if Tier-3 was the reason at the time-out.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         if !self.waited || self.pending.is_empty() {
@@ -172,12 +172,12 @@ impl Flush {
     }
 }
 
-/// Something a flush did not bring to Tier-3.
+/// A checkpoint or file that a flush did not bring to Tier-3.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pending {
     pub path: String,
     pub reason: PendingReason,
-    /// What it waits for, in a sentence.
+    /// The condition that it waits for, in a sentence.
     pub what: String,
 }
 
@@ -188,19 +188,19 @@ pub enum PendingReason {
     Open,
     /// Some program still maps it writable.
     Mapped,
-    /// Its writers are gone; it is never waited for.
+    /// The writers are gone; a flush never waits for it.
     Torn,
-    /// A marker, index or count says that files are missing.
+    /// A marker, index or count shows that files are missing.
     Incomplete,
-    /// It is closed, and its bytes cannot be read to be sealed, as where a hole does not fit into memory; it is not waited for.
+    /// Closed, but the bytes cannot be read for a seal, for example if a hole does not fit into memory; a flush does not wait for it.
     Unreadable,
-    /// Tier-3 had it, and an object or a document of it is bad or missing there and could not be written again; it is not waited for.
+    /// An object or a document in Tier-3 is bad or missing and could not be written again; a flush does not wait for it.
     Damaged,
-    /// No key of Tier-3 can hold its name; it is not waited for.
+    /// No key of Tier-3 can hold its name; a flush does not wait for it.
     Unnameable,
-    /// Whole, and on its way.
+    /// Whole, and on its way to Tier-3.
     Uploading,
-    /// A word of a newer daemon.
+    /// A word that only a newer daemon knows.
     #[serde(other)]
     Unknown,
 }
@@ -222,26 +222,26 @@ impl PendingReason {
     }
 }
 
-/// `ckptctl commit`: the person says that the checkpoint is whole.
+/// `ckptctl commit`: a person declares the checkpoint whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit {
     pub checkpoint: CheckpointRef,
-    /// How far it is now. The command gives evidence; the marker follows when its bytes are in Tier-3.
+    /// The state now. The command gives evidence; the marker follows when the bytes are in Tier-3.
     pub state: CheckpointState,
-    /// It was complete before, so nothing has changed.
+    /// Whether it was complete before, so that nothing has changed.
     pub already: bool,
 }
 
-/// Something that happened on this node.
+/// An event on this node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Rises by one; a gap means that the daemon forgot older ones. Begins at 1 with each start.
+    /// Number of the event. A gap means that the daemon forgot older ones. The numbers begin at 1 with each start.
     pub number: u64,
     pub time_ms: i64,
     pub level: EventLevel,
-    /// A word of the flows, such as `sealed`, `committed`, `torn`, `repaired`.
+    /// A word for the kind, such as `sealed`, `committed`, `torn`, `repaired`.
     pub kind: String,
-    /// The path it is about, relative to the mount.
+    /// The path that the event concerns, relative to the mount.
     pub path: Option<String>,
     pub what: String,
 }

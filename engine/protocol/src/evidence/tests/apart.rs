@@ -1,4 +1,4 @@
-//! Files beside a checkpoint that is whole.
+//! Files beside a whole checkpoint.
 
 use super::*;
 
@@ -73,7 +73,7 @@ fn what_a_trainer_began_after_its_first_file_and_left_half_is_a_part() {
     }
 }
 
-/// `curl URL >model-00001-of-00001.safetensors`, one after the other.
+/// `curl URL >model-00001-of-00001.safetensors`, for one file after the other.
 #[test]
 fn parts_that_were_fetched_by_who_closes_nothing_are_whole_below_their_index() {
     let mut world = World::new(&[(SHARD, 1, writer(1, None)), (INDEX, 2, writer(2, None))])
@@ -113,7 +113,8 @@ fn an_index_proves_nothing_beside_an_unclosed_file_that_is_a_part() {
     assert!(matches!(lacking.at(99), Verdict::Torn { .. }), "the rest is not whole");
 }
 
-/// Accelerate writes what a user registered after the model's index and the random states; Orbax has data under any name.
+/// Accelerate writes objects that a user registered after the model's index and the random states; Orbax has data under
+/// any name.
 #[test]
 fn where_more_follows_or_nothing_is_listed_an_unclosed_file_may_be_a_part() {
     let index = "r/checkpoint_1/model.safetensors.index.json";
@@ -135,7 +136,7 @@ fn where_more_follows_or_nothing_is_listed_an_unclosed_file_may_be_a_part() {
     assert!(matches!(orbax.at(99), Verdict::Torn { .. }));
 }
 
-/// An evaluation writes into a checkpoint that is whole, by whatever it was proven.
+/// An evaluation writes into a checkpoint that is whole, by whatever evidence.
 #[test]
 fn what_the_version_before_holds_is_whole_beside_a_file_that_was_cut() {
     let (model, state) = ("r/checkpoint-5/model.safetensors", "r/checkpoint-5/trainer_state.json");
@@ -199,7 +200,7 @@ fn who_fails_takes_nothing_from_what_is_whole_by_adding_to_it() {
         "a rule knows it"
     );
 
-    // By as many processes as the job never had.
+    // Written by more processes than the job ever had.
     let states = "r/checkpoint-5/rng_state_0.pth";
     let mut ranks = with(added, Some(8));
     let kept = FileFact { before: Before::Same, committed: true, ..ranks.file(model).clone() };

@@ -1,4 +1,4 @@
-//! Leftovers: files that were cut, and the index of shards that are gone.
+//! Leftovers: cut files, and the index of shards that are gone.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn a_cut_file_is_torn_unless_something_vouches_for_it() {
     assert!(matches!(proven.at(3), Verdict::Torn { .. }));
 }
 
-/// `curl URL >step1.pt` leaves it to its end to close the file; another thread may have been writing it, too.
+/// `curl URL >step1.pt` leaves closing to its end; another thread may have been writing the file, too.
 #[test]
 fn what_a_process_left_open_that_ended_well_is_kept_and_not_committed_without_other_proof() {
     let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
@@ -44,7 +44,7 @@ fn what_a_process_left_open_that_ended_well_is_kept_and_not_committed_without_ot
     assert_eq!(world.evidence(99), Some(Evidence::Told));
 }
 
-/// A start with empty memory finds the bytes, and nobody who wrote them.
+/// A start with empty memory finds the bytes, but no writers.
 #[test]
 fn what_was_recorded_as_doubted_stays_in_doubt_where_nothing_more_is_known() {
     let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
@@ -62,7 +62,7 @@ fn what_was_recorded_as_doubted_stays_in_doubt_where_nothing_more_is_known() {
     assert!(matches!(world.at(99).in_doubt("it was left open"), Verdict::Open { .. }), "it is written again");
 }
 
-/// The daemon that saw its program end may be gone, and what it knew with it. What it recorded is not.
+/// The daemon that saw the program end may be gone, and its knowledge with it. Only its record stays.
 #[test]
 fn a_recorded_doubt_wins_over_an_end_that_nobody_saw_and_over_no_other() {
     let mut world = World::new(&[("r/step1.pt", 1, writer(1, None))]);
@@ -83,7 +83,8 @@ fn a_recorded_doubt_wins_over_an_end_that_nobody_saw_and_over_no_other() {
     assert!(matches!(world.at(99), Verdict::Open { .. }), "the kernel will say it");
 }
 
-/// A thread writes on while its program ends: that every rank wrote says nothing of the bytes of that file.
+/// A thread writes on while its program ends: a count of all ranks proves nothing about the bytes of that
+/// file.
 #[test]
 fn no_count_and_no_save_that_came_later_proves_a_file_that_was_left_open() {
     let ema = "r/checkpoint-5/ema.safetensors";
@@ -113,7 +114,7 @@ fn no_count_and_no_save_that_came_later_proves_a_file_that_was_left_open() {
     world.files.remove(&path("r/checkpoint-5/rng_state_1.pth"));
     assert!(matches!(world.at(99), Verdict::Incomplete { .. }), "what is missing is said first");
 
-    // The shards are of the size that the index says; what lies beside them is in no index.
+    // The shards have the size that the index gives; the files beside them are in no index.
     let covered = [("__0_0.distcp", Some(100)), ("__1_0.distcp", Some(100))];
     let mut shards = dcp().index("r/step-1/.metadata", &covered);
     shards.files.values_mut().for_each(|fact| fact.writers[0].fate = Fate::Exited);
@@ -150,7 +151,7 @@ fn a_whole_model_over_an_index_that_was_left_waits_for_no_end_of_its_job() {
         assert!(matches!(over(other).at(99), Verdict::Incomplete { .. }), "{other} is no model in one file");
     }
 
-    // Saved once more: the committed version has the index, and none of what it lists.
+    // Saved once more: the committed version has the index, and none of the files that it lists.
     let mut again = over("m/model.safetensors");
     again.removed.clear();
     assert_eq!(again.evidence(99), Some(Evidence::OneProcess));
@@ -163,7 +164,8 @@ fn a_whole_model_over_an_index_that_was_left_waits_for_no_end_of_its_job() {
     assert!(matches!(killed.at(99), Verdict::Torn { .. }), "before it had settled");
 }
 
-/// `mv run/step_7 old/step_7`, of what a killed job left: whoever does that does not know more of it.
+/// `mv run/step_7 old/step_7` after a job was killed: whoever renames the directory does not know whether it
+/// is whole.
 #[test]
 fn a_rename_of_a_directory_after_its_writer_was_killed_proves_nothing() {
     let names = ["r/step_7/model_0.pt", "r/step_7/model_1.pt"];
@@ -187,7 +189,7 @@ fn a_rename_of_a_directory_after_its_writer_was_killed_proves_nothing() {
     assert!(matches!(killed_at(Some(30), 60), Verdict::Complete { .. }), "it did other things first");
 }
 
-/// Processes of another pid namespace: nobody lives, as far as is known, and nobody ended well.
+/// Processes of another pid namespace: none is known to live, and none is known to have ended well.
 #[test]
 fn what_unseen_writers_closed_is_kept_when_it_has_settled_and_not_committed() {
     for names in [&["r/step1.pt"][..], &["r/step-1/a.pt", "r/step-1/b.pt"]] {

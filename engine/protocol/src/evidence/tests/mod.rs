@@ -1,4 +1,4 @@
-//! One test per promise of the verdict.
+//! Tests of the verdict, one per promise.
 
 mod apart;
 mod left;
@@ -39,7 +39,7 @@ fn writer(process: u32, world_size: Option<u64>) -> Writer {
 }
 
 impl World {
-    /// Files, each opened and closed at that second by that writer.
+    /// Makes files, each opened and closed at that second by that writer.
     fn new(files: &[(&str, i64, Writer)]) -> Self {
         let fact = |(name, second, writer): &(&str, i64, Writer)| {
             let fact = FileFact {
@@ -151,7 +151,7 @@ fn dcp_without_its_index_is_never_settled() {
     assert!(matches!(world.at(999), Verdict::Torn { .. }));
 }
 
-/// A program that was killed in its index wrote no more of it, and nobody seals it so that it could be read.
+/// A program that was killed in its index wrote no more of it, and such an index is not sealed, so it cannot be read.
 #[test]
 fn an_index_that_was_cut_is_read_where_its_program_ended_well_and_torn_elsewhere() {
     for name in ["r/step-1/.metadata", "r/step-1/model.safetensors.index.json"] {
@@ -229,7 +229,7 @@ fn a_writer_killed_between_two_files_leaves_a_torn_directory() {
     assert_eq!(late.evidence(99), Some(Evidence::OneProcess), "it did other things first");
 }
 
-/// `cp`, `wget` and `gsutil` have a process for each file: none of them knows of the others.
+/// `cp`, `wget` and `gsutil` have a process for each file, and these processes do not know of each other.
 #[test]
 fn what_lacks_files_stays_as_it_is_where_everybody_ended_well() {
     let copied = |fate: Fate| {
@@ -317,7 +317,7 @@ fn a_cut_file_whose_bytes_say_that_it_is_whole_is_whole() {
     assert!(world.evidence(99).is_some());
 }
 
-/// transformers' `save_pretrained` in one file over shards takes the shards away and leaves their index.
+/// transformers' `save_pretrained` in one file over shards removes the shards and leaves their index.
 #[test]
 fn an_index_of_files_that_its_job_took_away_proves_nothing_and_lacks_nothing() {
     let mut world = World::new(&[
@@ -458,7 +458,8 @@ fn fewer_files_than_before_by_a_writer_that_was_killed_are_not_whole() {
     assert_eq!(world.evidence(99), Some(Evidence::Count), "it had settled");
 }
 
-/// A flush just after a job was killed: how its ranks ended is not told yet, and the version before has not settled either.
+/// A flush just after a job was killed: it is not known yet how its ranks ended, and the version before has not settled
+/// either.
 #[test]
 fn a_flush_does_not_make_whole_what_has_fewer_files_than_the_one_before() {
     let files = [
@@ -480,7 +481,7 @@ fn a_flush_does_not_make_whole_what_has_fewer_files_than_the_one_before() {
     assert_eq!(world.evidence(2), Some(Evidence::Count), "it went on to the next");
 }
 
-/// Of a directory that no rule knows a flush makes nothing where its writer was killed: no more than time would.
+/// If a directory's writer was killed and no rule knows the directory, a flush proves no more than time would.
 #[test]
 fn a_flush_does_not_make_whole_what_a_killed_writer_left() {
     let files = [("r/step_7/a.bin", 1, writer(1, Some(2))), ("r/step_7/b.bin", 1, writer(1, Some(2)))];
@@ -605,7 +606,7 @@ fn a_directory_that_was_renamed_when_done_is_complete_at_once() {
 
 #[test]
 fn a_directory_that_was_renamed_is_whole_although_its_writers_were_killed_at_once() {
-    // torch_checkpointing's items, and files of anybody who writes beside and renames.
+    // Items of torch_checkpointing, and files of any writer that writes beside and renames.
     for item in ["model", "net"] {
         let names = [format!("r/step_7/{item}_0.pt"), format!("r/step_7/{item}_1.pt")];
         let files = [(names[0].as_str(), 1, writer(1, Some(2))), (names[1].as_str(), 1, writer(2, Some(2)))];

@@ -9,7 +9,7 @@ fn rank(k: u32) -> Writer {
     Writer { rank: Some(k.into()), ..writer(k + 1, Some(2)) }
 }
 
-/// The version before holds the same of this file.
+/// Makes the file equal to the one in the version before.
 fn waits(world: &mut World, name: &str) {
     let file = world.file(name);
     (file.before, file.committed) = (Before::Same, true);
@@ -28,7 +28,7 @@ fn half() -> World {
     world
 }
 
-/// Its processes wrote the version before, too.
+/// Makes its processes the writers of the version before, too.
 fn by_the_same_processes(mut world: World) -> World {
     world.history = Some(History {
         framework: "torch_save".into(),
@@ -51,7 +51,7 @@ fn kept_and_undecided(world: &World) -> Option<(Option<i64>, bool)> {
 fn a_rank_that_has_not_written_anew_is_missing() {
     for committed in [true, false] {
         let mut world = half();
-        // The version before may still be on its way.
+        // The version before may not be committed yet.
         world.file(RANK1).committed = committed;
         for told in [Told::No, Told::Flush] {
             world.told = told;
@@ -95,14 +95,15 @@ fn ranks_that_all_ended_well_left_on_purpose_what_they_did_not_write_anew() {
     assert_eq!(kept_and_undecided(&world), Some((None, false)), "rank 1 may be about to write");
     ended(&mut world, RANK1, Fate::Exited, None);
     assert_eq!(world.evidence(11), Some(Evidence::Count));
-    // A handler of SIGTERM saves and ends well; the other rank's grace was over before.
+    // A handler of SIGTERM saves and ends well; the other rank was killed earlier.
     ended(&mut world, RANK1, Fate::Killed, Some(9 * SECOND));
     assert!(matches!(world.at(99), Verdict::Torn { .. }));
     ended(&mut world, RANK1, Fate::Gone, None);
     assert_eq!(kept_and_undecided(&world), Some((Some(15 * SECOND), true)), "nobody saw how it ended");
 }
 
-/// What wrote the version before is not known to be what has to write the rest: a job came back, or a process lives for one save.
+/// The processes that wrote the version before may not be those that have to write the rest: a job came back, or a process lives
+/// for one save.
 #[test]
 fn it_stays_without_a_commit_where_the_other_ranks_are_not_known() {
     for history in [false, true] {

@@ -1,9 +1,10 @@
-//! Plain files: one by itself, parts that say how many they are, names that carry a rank or only look so, and what was sized before it
-//! was filled.
+//! Plain files: a single file, parts that carry their total, names with a rank or a number that only looks like one, and files whose
+//! size was set before their bytes.
 
 use super::*;
 
-/// nanoGPT's `ckpt.pt` under `torchrun --nproc 8`, and Lightning's files under DDP: rank 0 writes it, and nobody else writes anything.
+/// nanoGPT's `ckpt.pt` under `torchrun --nproc 8`, and Lightning's files under DDP: rank 0 writes the file, and no other rank writes
+/// anything.
 #[test]
 fn one_file_is_whole_when_its_only_writer_closed_it_however_many_ranks_the_job_has() {
     for name in ["r/ckpt.pt", "r/last.pt", "r/last.ckpt", "r/epoch=0-step=100.ckpt", "r/step1.gguf"] {
@@ -65,7 +66,7 @@ fn parts_of_what_is_no_state_are_not_counted() {
     assert_eq!(trainer("r/checkpoint-5/optimizer-00001-of-00002.pt"), None, "a part of the state is missing");
 }
 
-/// Each shard of a data set is a checkpoint by itself, and the others are others.
+/// Each shard of a data set is a checkpoint by itself.
 #[test]
 fn a_file_by_itself_is_no_part_of_a_family() {
     for name in ["r/tokens_00001-of-00010.npz", "r/model-00003-of-00004.h5"] {
@@ -124,7 +125,7 @@ fn a_number_that_no_rank_of_the_job_has_is_no_rank() {
     assert_eq!(with("r/step-1/lora_rank1.pt"), None, "of two ranks, and no index names it");
 }
 
-/// `torch.save(state, f"shard_{rank + 1}.pt")`: the numbers are those of the ranks that wrote them, and one more.
+/// `torch.save(state, f"shard_{rank + 1}.pt")`: each number is one more than the rank that wrote the file.
 #[test]
 fn ranks_that_count_from_one_are_counted_by_who_wrote_what() {
     let rank = |k: u32| Writer { rank: Some(u64::from(k)), ..writer(k + 1, Some(2)) };

@@ -1,4 +1,4 @@
-//! Verdicts by example and by property: never too early, never on a zombie's word, and always with the reason.
+//! Verdicts by example and by property: never too early, never on the word of a former life, and always with the reason.
 
 mod succession;
 
@@ -24,7 +24,7 @@ fn join(life: &Life) -> Event {
     })
 }
 
-/// A coordinator embedded in node `a`, its clock, and everyone's beats.
+/// A coordinator embedded in node `a`, with its clock and all nodes' beats.
 struct Cluster {
     membership: Membership,
     now_ms: u64,
@@ -79,7 +79,7 @@ impl Cluster {
         self.step(Event::Beat(Beat { from, epoch, number, tier1_used_bytes: 0, tier1_size_bytes: 0 }))
     }
 
-    /// Ticks for so long, with beats of `beating` at every interval.
+    /// Ticks for this time, with beats of `beating` at every interval.
     fn pass(&mut self, ms: u64, beating: &str) {
         for _ in 0..ms / TICK_MS {
             self.now_ms += TICK_MS;
@@ -90,19 +90,19 @@ impl Cluster {
         }
     }
 
-    /// All that are asked answer.
+    /// Answers all open questions.
     fn answer(&mut self, heard: bool) -> usize {
         let asked = std::mem::take(&mut self.asked);
         for (to, ask) in &asked {
             let taken = self.step(answer(&self.lives[to].clone(), ask, heard));
-            // The first that heard it closes the question.
+            // The first node that heard it closes the question.
             let is_closed = heard && matches!(taken, Err(Refusal::NoQuestion { .. }));
             assert!(taken.is_ok() || is_closed, "{taken:?}");
         }
         asked.len()
     }
 
-    /// What was told since the last call.
+    /// Returns the verdicts since the last call.
     fn told(&mut self) -> Vec<String> {
         std::mem::take(&mut self.told).iter().map(Change::to_string).collect()
     }
@@ -141,7 +141,7 @@ fn a_silent_node_is_gone_when_two_neighbours_do_not_hear_it_either() {
     assert_eq!(cluster.told(), ["node d is suspect: 3 beats missed, silent for 450 ms"]);
     let to: Vec<_> = cluster.asked.iter().map(|(to, _)| to.as_str().to_owned()).collect();
     assert_eq!(to, ["e", "b"], "the coordinator's own node is not asked");
-    // One answer is not enough before the time is over; with both it is.
+    // One answer is not enough before the time is over; two are.
     let (_, ask) = cluster.asked.remove(0);
     cluster.step(answer(&life("e", 1, 1), &ask, false)).unwrap();
     cluster.pass(100, "b c e");
@@ -184,7 +184,7 @@ fn a_node_that_a_neighbour_hears_is_cut_off_and_comes_back_with_a_beat() {
     );
     cluster.pass(5_000, "b c");
     assert!(matches!(cluster.standing("d"), Standing::CutOff { .. }));
-    // Asked again and again, so that its death is found; an answer that comes late finds its question closed.
+    // Neighbours are asked repeatedly, so that a death is noticed; a late answer finds its question closed.
     assert!(cluster.asked.len() >= 4, "{:?}", cluster.asked);
     let (to, ask) = cluster.asked[0].clone();
     let late = cluster.step(answer(&life(to.as_str(), 1, 1), &ask, false));
@@ -223,7 +223,7 @@ fn with_nobody_to_ask_five_beats_are_waited_for_and_two_alone_are_told_what_cann
     cluster.pass(2 * TICK_MS, "");
     let told = cluster.told();
     assert!(told[0].contains("two nodes alone cannot tell death from a broken network"), "{told:?}");
-    // Which is why no time-out gives it up, only an operator.
+    // Therefore no time-out removes it, only an operator.
     cluster.pass(10 * Patience::default().for_good_ms, "");
     assert_eq!(cluster.told(), Vec::<String>::new());
     cluster.step(Event::Forget { node: name("b"), by: "admin".into() }).unwrap();
@@ -233,7 +233,7 @@ fn with_nobody_to_ask_five_beats_are_waited_for_and_two_alone_are_told_what_cann
     );
     let stranger = cluster.step(Event::Forget { node: name("b"), by: "admin".into() });
     assert_eq!(stranger, Err(Refusal::Stranger { node: name("b") }));
-    // Three nodes of which two fall silent at once: those asked do not answer, which is no answer.
+    // Of three nodes two fall silent at once: the asked node does not answer, which proves nothing.
     let mut cluster = Cluster::of("a b c");
     cluster.pass(3_000, "b c");
     cluster.pass(1_000, "");
@@ -271,7 +271,7 @@ fn a_coordinator_that_overslept_blames_nobody_and_still_finds_who_died_meanwhile
     cluster.pass(TICK_MS, "b c");
     let told = cluster.told();
     assert!(told.len() == 2 && told.iter().all(|told| told.starts_with("node d")), "{told:?}");
-    // The message that wakes it up counts, whatever it is.
+    // The message that wakes the coordinator counts, whatever it is.
     cluster.now_ms += 60_000;
     cluster.beat("b").unwrap();
     cluster.step(Event::Tick).unwrap();
@@ -315,7 +315,7 @@ fn a_second_live_node_of_one_name_is_refused_and_one_after_its_death_replaces_it
         cluster.told(),
         ["node d is back with empty memory: incarnation 0000000000000001 was replaced by 0000000000000002"]
     );
-    // The one of before is cut off for good.
+    // The former life is refused for good.
     let replaced = Refusal::Replaced { node: name("d"), incarnation: 1 };
     assert_eq!(cluster.beat("d"), Err(replaced.clone()));
     assert_eq!(cluster.step(join(&life("d", 1, 1))), Err(replaced.clone()));
@@ -346,7 +346,7 @@ fn a_daemon_that_is_started_again_takes_its_place_once_its_connection_has_died()
     assert_eq!(cluster.step(join(&life("c", 1, 1))), Err(old));
     cluster.step(join(&again)).unwrap();
     assert!(cluster.told().is_empty(), "a repeated join changes nothing");
-    // Its beats count from 1 again.
+    // Beats of the new life count from 1 again.
     cluster.numbers.clear();
     cluster.beat_of(again, EPOCH).unwrap();
 }
@@ -431,7 +431,7 @@ fn who_is_told_to_beat_more_rarely_is_awaited_for_longer() {
     assert_eq!(*cluster.standing("b"), Standing::Alive, "three beats of 200 ms are not over");
     cluster.pass(100, "");
     assert!(matches!(cluster.standing("b"), Standing::Suspect(_)));
-    // Of few nodes again it may not have heard yet.
+    // After a shrink, the node may not have heard of the shorter interval yet.
     cluster.beat("b").expect("it is back");
     for number in 0..1_998 {
         cluster.step(Event::Leave(life(&format!("n{number}"), 1, 1))).expect("it leaves");
@@ -489,7 +489,7 @@ fn a_node_follows_epochs_upwards_only_and_knows_when_nobody_hears_it() {
     let ask = |epoch| Ask { epoch: Epoch(epoch), question: 1, about: life("c", 1, 1), within_ms: ANSWER_MS };
     assert!(view.answer(&ask(4), true).is_err());
     assert!(view.answer(&ask(5), true).unwrap().heard);
-    // A newer one asks: whatever the old one says counts no more, and the node is to join.
+    // A newer coordinator asks: the old one is refused from now on, and the node has to join.
     view.answer(&ask(6), true).unwrap();
     assert_eq!((view.epoch(), view.coordinator(1_500)), (Epoch(6), Coordinator::Unknown));
     assert_eq!(view.beat(1, 2, 2_000), None);
@@ -500,8 +500,8 @@ fn a_node_follows_epochs_upwards_only_and_knows_when_nobody_hears_it() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Beats of five nodes, every other one may be lost and each may be late by 100 ms; the coordinator sleeps now and then,
-    /// up to an hour, and hears nothing of what was sent meanwhile. Of two in a row that nobody heard it may well suspect a node.
+    /// Beats of five nodes: every other one may be lost, and each may be late by 100 ms. The coordinator sleeps now and then, up
+    /// to an hour, and misses all messages meanwhile. If two beats in a row are lost, a suspicion is justified.
     #[test]
     fn who_beats_in_time_is_never_suspect_however_the_coordinator_sleeps(
         lost in prop::collection::vec(any::<bool>(), 64), late in prop::collection::vec(0_u64..100, 64),
@@ -526,7 +526,7 @@ proptest! {
                 while *due_ms <= to_ms {
                     let is_lost = *heard && lost[(*count + 17 * at) % 64];
                     let arrives_ms = *due_ms + late[(*count + 31 * at) % 64];
-                    // Sent while nobody listened: what does not fit the queue is gone.
+                    // Sent during a sleep: messages that do not fit the queue are lost.
                     let is_missed = is_sleep && arrives_ms < to_ms;
                     *heard = !is_lost && !is_missed;
                     if *heard {
@@ -547,7 +547,7 @@ proptest! {
         }
     }
 
-    /// Whatever is lost on the way to the coordinator: as long as a neighbour hears a node it is not gone.
+    /// Whatever is lost on the way to the coordinator: a node that a neighbour hears is not gone.
     #[test]
     fn who_is_heard_by_a_neighbour_is_never_gone(lost in prop::collection::vec(any::<bool>(), 30..200)) {
         let mut cluster = Cluster::of("a b c d");
@@ -590,7 +590,7 @@ proptest! {
             }
             let after = cluster.membership.member(&life.node).cloned();
             if let (Some(before), Some(after)) = (before, after) && before.life != after.life {
-                // A place is given to another only when the one before was not alive.
+                // A life is replaced only if it was not alive.
                 let is_restart = before.life.incarnation == after.life.incarnation;
                 let was_gone = matches!(before.standing, Standing::Gone { .. });
                 prop_assert!(is_restart || was_gone, "{:?}", before);

@@ -1,4 +1,5 @@
-//! A coordinator that begins after another: who is awaited, for how long, and who is asked about.
+//! A coordinator that begins after another: which nodes are awaited, for how long, and which nodes
+//! are asked.
 
 use super::*;
 
@@ -29,7 +30,7 @@ fn a_new_coordinator_waits_for_the_members_of_before() {
         }
         cluster.told()
     };
-    // The coordinator of before is asked about as soon as somebody can be.
+    // The coordinator asks about the former one as soon as another node can answer.
     let told = pass(&mut cluster, SUSPECT_BEATS * BEAT_MS);
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].contains("node a is suspect: it was the coordinator"), "{told:?}");
