@@ -1,4 +1,5 @@
-//! Prints what the readers say of each file: `cargo run -p tidemark-content --example judge -- FILE…`
+//! Prints the readers' judgement of each file: `cargo run -p tidemark-content --example judge --
+//! FILE…`
 
 use std::time::{Duration, Instant};
 use tidemark_content::{Limits, judge};

@@ -1,15 +1,16 @@
-//! An archive of any kind: which one it is, and who reads it.
+//! An archive of any kind: finding out the kind, and choosing its reader.
 //!
-//! Owns: the choice. Does not own: the archive itself (`zip`), what members mean (`torch_zip`, `npy`, `keras`).
+//! Owns: the choice. Does not own: the archive itself (`zip`), the meaning of members (`torch_zip`, `npy`,
+//! `keras`).
 
 use crate::source::{Source, Stop};
 use crate::zip::{self, LOCAL_BYTES, u16_at};
 use crate::{Format, Read, keras, npy, torch_zip};
 
-/// The kind is told from the first name; longer names are none that is known.
+/// Longest first name that is read; the kind follows from that name, and no known kind has a longer one.
 const MAX_FIRST_NAME_BYTES: usize = 1024;
 
-/// Reads whatever begins as an archive.
+/// Reads a file that begins as an archive.
 pub(crate) fn read(source: &mut Source<'_>) -> (Option<Format>, Read) {
     let format = kind(source).unwrap_or(Format::Zip);
     let read = zip::open(source).and_then(|directory| match format {
@@ -27,7 +28,7 @@ pub(crate) fn read(source: &mut Source<'_>) -> (Option<Format>, Read) {
     (Some(format), read.map_err(|stop| stop.early_is_broken("the archive")))
 }
 
-/// The kind by the first member, which is there also when the archive has no end.
+/// Returns the kind by the first member, which exists even if the archive has no end.
 fn kind(source: &mut Source<'_>) -> Option<Format> {
     let header: [u8; LOCAL_BYTES] = source.array(0).ok()?;
     let (name_bytes, extra_bytes) = (u16_at(&header, 26), u16_at(&header, 28));

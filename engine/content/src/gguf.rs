@@ -8,10 +8,10 @@ use crate::source::{Source, Stop, Window};
 pub(crate) const MAGIC: &[u8] = b"GGUF";
 const ALIGNMENT_KEY: &[u8] = b"general.alignment";
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// ggml has four; no reader takes more than this.
+/// Most sides of a tensor. ggml has four; no reader takes more than this.
 const MAX_SIDES: u32 = 8;
 
-/// The types of metadata that are not numbers of a fixed width.
+/// The types of metadata other than numbers of a fixed width.
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 const UINT32: u32 = 4;
@@ -84,7 +84,7 @@ fn number64(window: &mut Window<'_, '_>) -> Result<u64, Stop> {
     window.array().map(u64::from_le_bytes)
 }
 
-/// Passes over a text, and says whether it is this one.
+/// Skips a text, and returns whether it is this one.
 fn text_is(window: &mut Window<'_, '_>, expected: &[u8]) -> Result<bool, Stop> {
     let length = number64(window)?;
     if length != expected.len() as u64 {
@@ -98,7 +98,7 @@ fn text_is(window: &mut Window<'_, '_>, expected: &[u8]) -> Result<bool, Stop> {
     Ok(same)
 }
 
-/// Passes over a value.
+/// Skips a value.
 fn value(window: &mut Window<'_, '_>, kind: u32) -> Result<(), Stop> {
     if kind != ARRAY {
         return one(window, kind);
@@ -125,7 +125,7 @@ fn one(window: &mut Window<'_, '_>, kind: u32) -> Result<(), Stop> {
     }
 }
 
-/// The bytes of a number.
+/// Returns the bytes of a number.
 fn width(kind: u32) -> Option<u64> {
     match kind {
         0 | 1 | 7 => Some(1),
@@ -136,7 +136,7 @@ fn width(kind: u32) -> Option<u64> {
     }
 }
 
-/// Items and bytes of one block of a tensor's type; `None` for those that are not known here.
+/// Returns items and bytes of one block of a tensor's type; `None` for unknown types.
 fn block(kind: u32) -> Option<(u64, u64)> {
     Some(match kind {
         // F32, F16, BF16, F64, and the integers.

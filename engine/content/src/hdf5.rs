@@ -1,26 +1,26 @@
-//! HDF5: the superblock, which knows where the file ends.
+//! HDF5: the superblock, which contains the end of the file.
 //!
-//! Owns: versions 0 to 3 of it at the beginning of a file. Does not own: groups and datasets.
-//! Source: the HDF5 file format specification 3.0, II.A.
+//! Owns: versions 0 to 3 of it at the beginning of a file. Does not own: groups and datasets. Source: the HDF5 file format
+//! specification 3.0, II.A.
 //!
-//! A file that an exception closed is a valid one with fewer datasets, and one that was cut after a flush is what the flush left: such
-//! files are whole here.
+//! A file that an exception closed is a valid one with fewer datasets. A file that was cut after a flush has the state of that flush.
+//! Such files count as whole here.
 
 use crate::Read;
 use crate::source::{Source, Stop};
 
 pub(crate) const SIGNATURE: &[u8] = b"\x89HDF\r\n\x1a\n";
-/// The widest superblock: four addresses of eight bytes and a checksum, or more in the old ones that is not needed.
+/// Bytes of the widest superblock that are needed: four addresses of eight bytes and a checksum. Old versions have more.
 const SUPERBLOCK_BYTES: usize = 60;
-/// Version 3: a process has it open for writing.
+/// Flag of version 3: a process has the file open for writing.
 const OPEN_FOR_WRITING: u8 = 1;
 
-/// Reads the file in `length` bytes from `start` on.
+/// Reads the superblock of a file in `length` bytes from `start` on.
 pub(crate) fn read(source: &mut Source<'_>, start: u64, length: u64) -> Read {
     let block: [u8; SUPERBLOCK_BYTES] = read_block(source, start, length)?;
     let version = block[8];
     let (width, base_at, end_at) = match version {
-        // Four numbers of two bytes more in version 1.
+        // Version 1 has four more numbers of two bytes.
         0 | 1 => (block[13], 24 + 4 * usize::from(version), 2),
         2 | 3 => (block[9], 12, 2),
         _ => {
@@ -64,8 +64,8 @@ pub(crate) fn read(source: &mut Source<'_>, start: u64, length: u64) -> Read {
         return Err(Stop::unknown(format!("its addresses count from {base}")));
     }
     if end > length {
-        // The addresses of several files that are one: in the old versions a driver's block says so, in the newer ones an
-        // extension may. Each of several files has room for more than a superblock.
+        // These may be the addresses of several files that are one: old versions say so in a driver's block, newer ones may in an
+        // extension. Each of several files has room for more than a superblock.
         let undefined = if width == 4 { u64::from(u32::MAX) } else { u64::MAX };
         let elsewhere = address(if version < 2 { 3 } else { 1 }).is_none_or(|address| address != undefined);
         if elsewhere && length >= SUPERBLOCK_BYTES as u64 {
@@ -83,7 +83,7 @@ pub(crate) fn read(source: &mut Source<'_>, start: u64, length: u64) -> Read {
     Ok(format!("it ends at {end}, as its superblock says"))
 }
 
-/// The superblock; zeros beyond the end of a smaller one.
+/// Reads the superblock; a smaller one is followed by zeros.
 fn read_block(source: &mut Source<'_>, start: u64, length: u64) -> Result<[u8; SUPERBLOCK_BYTES], Stop> {
     let mut block = [0; SUPERBLOCK_BYTES];
     let held = usize::try_from(length).unwrap_or(SUPERBLOCK_BYTES).min(SUPERBLOCK_BYTES);
@@ -118,7 +118,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> u32 {
     last(a, b, c)
 }
 
-/// Four bytes; what lies beyond the end counts as zeros.
+/// Returns four bytes; bytes beyond the end count as zeros.
 fn word(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     for (byte, place) in bytes.iter().skip(at).zip(&mut word) {
@@ -157,7 +157,7 @@ fn last(mut a: u32, mut b: u32, mut c: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// The values that the hash's author gives.
+    /// Values given by the hash's author.
     #[test]
     fn the_checksum_is_lookup3() {
         assert_eq!(checksum(b""), 0xdead_beef);

@@ -1,6 +1,6 @@
 //! `.keras`: an archive of a configuration, metadata, and the weights as HDF5.
 //!
-//! Owns: which members there must be. Does not own: the archive (`zip`), the weights (`hdf5`).
+//! Owns: the members that must exist. Does not own: the archive (`zip`), the weights (`hdf5`).
 //! Source: `keras/src/saving/saving_lib.py` of Keras 3. Layers that were not written leave no trace.
 
 use crate::Read;
@@ -11,9 +11,9 @@ use crate::{hdf5, zip};
 const METADATA: &[u8] = b"metadata.json";
 const CONFIGURATION: &[u8] = b"config.json";
 const WEIGHTS: &[u8] = b"model.weights.h5";
-/// Other forms of the weights: npz, and several files with a list.
+/// Prefix of other forms of the weights: npz, and several files with a list.
 const OTHER_WEIGHTS: &[u8] = b"model.weights";
-/// Keras writes some hundred bytes.
+/// Most bytes of metadata that are read; Keras writes some hundred.
 const MAX_METADATA_BYTES: usize = 16 << 10;
 
 /// Whether an archive whose first member has this name may be a model of Keras.

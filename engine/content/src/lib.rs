@@ -1,12 +1,12 @@
-//! Tells from a file's bytes whether the file is whole.
+//! Verdicts on files: whether a file's bytes show that it is whole.
 //!
-//! Owns: the readers of each format and their bounds. Does not own: where the bytes are, what follows from a verdict.
+//! Owns: the readers of each format and their bounds. Does not own: the place of the bytes, the consequences of a verdict.
 //!
-//! A file is broken only when it begins as a format and the format's own structure contradicts the file. What a reader does not
-//! understand is unknown, never broken: a false "broken" may hide a healthy file, and a false "unknown" hides nothing.
+//! A file is broken only if it begins as a format and the format's own structure contradicts it. A file that a reader does not
+//! understand is unknown, never broken: a false "broken" may hide a healthy file, while a false "unknown" hides nothing.
 //!
-//! Every file is taken for hostile. A reader keeps to [`Limits`], allocates nothing by a length that it has not compared with the
-//! file's, and calls itself nowhere. No verdict says that all names of a checkpoint are there.
+//! Every file is treated as hostile. A reader keeps to [`Limits`], makes no allocation from a length that it has not compared with
+//! the file's, and never calls itself. No verdict says that all names of a checkpoint exist.
 
 mod archive;
 mod gguf;
@@ -30,19 +30,19 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-/// The version of the readers. It rises with every change that may give the same bytes another verdict, so that a kept verdict can be
-/// told from one that today's readers would give.
+/// The version of the readers. Raised with every change that may give the same bytes another verdict, so that a stored verdict can be
+/// told from one of today's readers.
 pub const READERS: u32 = 2;
 
-/// The first bytes of a file, by which its format is recognised. The last of them that a format needs are those of tar, at 257.
+/// Number of first bytes of a file, by which its format is recognised. The last ones that a format needs are those of tar, at 257.
 const HEAD_BYTES: usize = 512;
 
-/// Reads ranges of one file that nobody changes meanwhile.
+/// Reads ranges of a file that does not change meanwhile.
 pub trait Bytes {
     /// Fills `into` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// Any error makes the verdict unknown.
+    /// Every error makes the verdict unknown.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 }
 
@@ -55,33 +55,34 @@ impl Bytes for &[u8] {
     }
 }
 
-/// What one verdict may cost. Beyond it, the verdict is unknown.
+/// Limits on the cost of one verdict. Beyond them, the verdict is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// How much is read.
+    /// Most bytes that are read.
     pub read_bytes: u64,
-    /// How many opcodes, directory entries, headers and tensors are looked at.
+    /// Most opcodes, directory entries, headers and tensors that are examined.
     pub steps: u64,
-    /// How far the clock may advance. The search for the end of an archive counts its bytes alone.
+    /// Longest time by the clock. The search for the end of an archive is limited by its bytes alone.
     pub cpu: Duration,
 }
 
 impl Default for Limits {
-    /// A seal hashes some gigabytes a second: this adds at most a tenth to a file of a gigabyte, and nothing that is seen to others.
+    /// Returns limits that add at most a tenth to sealing a file of a gigabyte, because a seal hashes some gigabytes a second. Larger
+    /// files notice nothing.
     fn default() -> Self {
         Self { read_bytes: 64 << 20, steps: 4 << 20, cpu: Duration::from_millis(50) }
     }
 }
 
-/// What the bytes say of themselves.
+/// The result of reading a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// The format's structure accounts for the file to its end.
     Whole,
-    /// The file begins as the format, and the format's structure contradicts the file.
+    /// The file begins as the format, but the format's structure contradicts the file.
     Broken,
-    /// No format that is known here, one that cannot tell, or more than the limits allow.
+    /// No known format, a format that cannot tell, or more cost than the limits allow.
     Unknown,
 }
 
@@ -89,10 +90,10 @@ pub enum Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
-    /// What `torch.save` writes, TorchScript and `torch.package`.
+    /// Files of `torch.save`, TorchScript and `torch.package`.
     TorchZip,
     Safetensors,
-    /// What `torch.save` wrote before 1.6, and writes when it is told to.
+    /// Files of `torch.save` before 1.6, and of later versions on request.
     TorchLegacy,
     Hdf5,
     Pickle,
@@ -106,15 +107,15 @@ pub enum Format {
 }
 
 impl Format {
-    /// Whether its writers may set the file's size first and fill it afterwards. Of such a file the verdict whole says nothing when
-    /// its writer was killed: the header may be there, and the rest zeros.
+    /// Whether a format's writers may set the file's size first and fill it afterwards. If the writer of such a file was killed, the
+    /// verdict whole proves nothing: the header may exist, and the rest be zeros.
     #[must_use]
     pub fn is_sized_in_advance(self) -> bool {
         match self {
             Self::Safetensors | Self::Gguf | Self::Npy => true,
-            // Its writer allocates before it writes.
+            // The writer of HDF5 allocates before it writes.
             Self::Hdf5 => true,
-            // What ends them is written last, or each part when the one before it is there.
+            // The end of these files is written last, or each part after the one before it.
             Self::TorchZip | Self::Npz | Self::Keras | Self::Zip => false,
             Self::TorchLegacy | Self::Pickle | Self::Tar => false,
         }
@@ -143,18 +144,18 @@ impl fmt::Display for Format {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Judgement {
     pub verdict: Verdict,
-    /// As the file begins; `None` where it begins as no known format.
+    /// The format as which the file begins; `None` if it begins as no known format.
     pub format: Option<Format>,
-    /// A sentence without its full stop. Where two values contradict each other it has both.
+    /// A sentence without its full stop. If two values contradict each other, it has both.
     pub reason: String,
-    /// [`READERS`] of the build that read.
+    /// [`READERS`] of the build that read the file.
     pub readers: u32,
 }
 
-/// Judges one file. `clock` says how much time was used until now, best the thread's CPU time; its beginning does not matter.
+/// Judges one file. `clock` returns how much time was used until now, best the thread's CPU time; its zero does not matter.
 ///
-/// Costs at most `limits`, and memory for [`READS_AT_ONCE`](source::READS_AT_ONCE) and what a reader keeps of each part: some
-/// 40 MiB for the worst hostile file, some kilobytes for a checkpoint.
+/// Costs at most `limits`, and memory for [`READS_AT_ONCE`](source::READS_AT_ONCE) and the reader's state of each part: some 40 MiB
+/// for the worst hostile file, some kilobytes for a checkpoint.
 #[must_use]
 pub fn judge(bytes: &dyn Bytes, size_bytes: u64, limits: &Limits, clock: &dyn Fn() -> Duration) -> Judgement {
     let mut source = Source::new(bytes, size_bytes, limits, clock);
@@ -169,16 +170,16 @@ pub fn judge(bytes: &dyn Bytes, size_bytes: u64, limits: &Limits, clock: &dyn Fn
         Ok(reason) => (Verdict::Whole, reason),
         Err(Stop::Broken(reason)) => (Verdict::Broken, reason),
         Err(Stop::Unknown(reason)) => (Verdict::Unknown, reason),
-        // Each reader says what an early end means to its format; where it does not, nothing is proved.
+        // Each reader decides what an early end means in its format; otherwise nothing is proved.
         Err(Stop::Early(early)) => (Verdict::Unknown, early.to_string()),
     };
     Judgement { verdict, format, reason, readers: READERS }
 }
 
-/// What a reader says of a whole file.
+/// A reader's result: the reason why a file is whole, or why the reader stopped.
 type Read = Result<String, Stop>;
 
-/// The format that the first bytes show, and what its reader says.
+/// Returns the format that the first bytes show, and its reader's result.
 fn recognised(source: &mut Source<'_>, head: &[u8]) -> (Option<Format>, Read) {
     if head.starts_with(zip::LOCAL) {
         return archive::read(source);

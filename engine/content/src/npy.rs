@@ -1,7 +1,6 @@
 //! numpy's files: a header with type and shape, then the items; and archives of such files.
 //!
-//! Owns: what a header says the length is. Does not own: the archive (`zip`).
-//! Source: `numpy/lib/_format_impl.py`.
+//! Owns: the length that a header gives. Does not own: the archive (`zip`). Source: `numpy/lib/_format_impl.py`.
 
 use crate::Read;
 use crate::source::{Source, Stop};
@@ -10,10 +9,11 @@ use crate::zip::{self, Directory, u16_at, u32_at};
 pub(crate) const MAGIC: &[u8] = b"\x93NUMPY";
 /// Magic, two bytes of version, a length of four bytes in the newer ones.
 const PREFIX_BYTES: usize = 12;
-/// Longer headers are those of structures with many fields, which are not read here.
+/// Longest header that is read. Longer ones belong to structures with many fields, which are not supported.
 const MAX_HEADER_BYTES: u64 = 64 << 10;
 
-/// What `np.savez` writes. Members that were not written leave no trace; one that broke off is shorter than its header says.
+/// Reads an archive of `np.savez`. Members that were not written leave no trace; a member that broke off is shorter than its
+/// header says.
 pub(crate) fn read_archive(source: &mut Source<'_>, directory: Directory) -> Read {
     let mut unknown = None;
     zip::members(source, directory, &mut |source, name, member| {
@@ -44,7 +44,7 @@ pub(crate) fn read_archive(source: &mut Source<'_>, directory: Directory) -> Rea
 pub(crate) fn read(source: &mut Source<'_>, start: u64, length: u64) -> Read {
     let cut = |needed: u64| Stop::broken(format!("its header ends at {needed} of its {length} bytes"));
     if length < PREFIX_BYTES as u64 {
-        // numpy hands such a member out as it is, whatever its name, unless it begins as an array does.
+        // numpy returns such a member as it is, whatever its name, unless it begins as an array does.
         let mut begins = vec![0; MAGIC.len().min(usize::try_from(length).unwrap_or(MAGIC.len()))];
         source.read(start, &mut begins)?;
         if !MAGIC.starts_with(&begins) {
@@ -91,13 +91,13 @@ pub(crate) fn read(source: &mut Source<'_>, start: u64, length: u64) -> Read {
     Ok(format!("its {count} items of {item_bytes} bytes end with it at {length}"))
 }
 
-/// What follows `'name':` in the header, a dictionary as Python prints it.
+/// Returns the text after `'name':` in the header, a dictionary as Python prints it.
 fn field<'a>(header: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let at = header.windows(name.len()).position(|part| part == name)?;
     header.get(at + name.len()..).map(<[u8]>::trim_ascii_start)
 }
 
-/// `'<f4'`: order, kind, bytes; characters have four. Objects and structures have no length that this reads.
+/// Parses `'<f4'`: order, kind, bytes; characters have four. Objects and structures have no known length.
 fn item_bytes(header: &[u8]) -> Option<u64> {
     let [b'\'', b'<' | b'>' | b'|' | b'=', kind, rest @ ..] = field(header, b"'descr':")? else {
         return None;
@@ -105,7 +105,7 @@ fn item_bytes(header: &[u8]) -> Option<u64> {
     let end = rest.iter().position(|byte| !byte.is_ascii_digit())?;
     let number: u64 = std::str::from_utf8(rest.get(..end)?).ok()?.parse().ok()?;
     match (kind, rest.get(end)?) {
-        // Of dates the unit follows: `<M8[ns]`.
+        // Dates have their unit afterwards: `<M8[ns]`.
         (b'M' | b'm', b'\'' | b'[') => Some(number),
         (b'b' | b'i' | b'u' | b'f' | b'c' | b'S' | b'a' | b'V', b'\'') => Some(number),
         (b'U', b'\'') => number.checked_mul(4),
@@ -113,7 +113,7 @@ fn item_bytes(header: &[u8]) -> Option<u64> {
     }
 }
 
-/// `(3, 4)`: how many items there are.
+/// Parses `(3, 4)` and returns how many items there are.
 fn count(header: &[u8]) -> Option<u64> {
     let shape = field(header, b"'shape':")?.strip_prefix(b"(")?;
     let end = shape.iter().position(|byte| *byte == b')')?;

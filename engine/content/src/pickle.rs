@@ -1,31 +1,31 @@
-//! Pickles: whether they end, and which storages torch's name by persistent id.
+//! Pickles: whether they end, and which storages torch's pickles name by persistent id.
 //!
-//! Owns: walking opcodes. Nothing is imported, called or built: of values it keeps what a persistent id of torch is made of. Does not
-//! own: where the storages lie (`torch_zip`, `torch_legacy`).
-//! Sources: `pickletools` of CPython for the opcodes; `torch/serialization.py` and `torch/storage.py` for the ids.
+//! Owns: walking opcodes. Nothing is imported, called or built: of values it keeps only the parts of torch's persistent ids. Does not
+//! own: the place of the storages (`torch_zip`, `torch_legacy`). Sources: `pickletools` of CPython for the opcodes;
+//! `torch/serialization.py` and `torch/storage.py` for the ids.
 
 use crate::Read;
 use crate::source::{Source, Stop, Window};
 use std::collections::BTreeMap;
 
-/// The newest protocol that this reads.
+/// The newest supported protocol.
 const MAX_PROTOCOL: u8 = 5;
-/// The most values on the stack. Pickle fills containers a thousand items at a time, so that it stays shallow.
+/// Most values on the stack. Pickle fills containers a thousand items at a time, so that it stays shallow.
 const MAX_STACK: usize = 1 << 18;
-/// The most values in the memo: a state of 100,000 tensors has some ten for each.
+/// Most values in the memo: a state of 100,000 tensors has some ten for each.
 const MAX_MEMO: usize = 1 << 20;
-/// The most storages of one file.
+/// Most storages of one file.
 const MAX_STORAGES: usize = 1 << 18;
-/// The longest string that is looked at; longer ones are passed over.
+/// Longest string that is examined; longer ones are skipped.
 const MAX_TEXT_BYTES: usize = 256;
-/// The longest line of the text opcodes. A number of this many digits is nothing that a checkpoint holds.
+/// Longest line of the text opcodes. No checkpoint holds a number of so many digits.
 const MAX_LINE_BYTES: u64 = 64 << 10;
-/// Two bytes begin a pickle, and may begin other things. After this many opcodes in their order no other thing is left.
+/// Opcodes in their order after which the file can only be a pickle. The first two bytes alone may begin other things.
 const CERTAIN_OPCODES: u64 = 8;
-/// No frame of a pickle is longer; more is some other file's number.
+/// Longest frame. No frame of a pickle is longer; a larger number belongs to some other file.
 const MAX_FRAME_BYTES: u64 = 1 << 40;
 
-/// What the walk keeps of a value.
+/// The part of a value that the walk keeps.
 #[derive(Debug, Clone, Copy)]
 enum Value {
     Mark,
@@ -34,23 +34,23 @@ enum Value {
     /// A text that is a decimal number as torch writes its keys.
     Key(u64),
     Word(Word),
-    /// The bytes of one item of this storage class.
+    /// A storage class, with the bytes of one item.
     Class(u8),
     Storage {
         key: u64,
         count: u64,
         item_bytes: u8,
     },
-    /// The source code that older torch keeps of a module's class, as a persistent id.
+    /// The persistent id of a module's source code, which older torch keeps.
     Module,
 }
 
-/// The texts that matter.
+/// Texts that matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Word {
     Storage,
     Module,
-    /// A module of torch.
+    /// The name of a torch module.
     Torch,
     /// A storage class, with the bytes of its item.
     Class(u8),
@@ -59,34 +59,34 @@ enum Word {
 /// A storage that a persistent id names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Storage {
-    /// Of the first id that names it.
+    /// Number of items in the first id that names the storage.
     pub(crate) count: u64,
     pub(crate) item_bytes: u8,
-    /// The most that an id says it has.
+    /// Most bytes that an id gives the storage.
     pub(crate) bytes: u64,
 }
 
-/// What a pickle said before its STOP.
+/// The content of a pickle before its STOP.
 #[derive(Debug, Default)]
 pub(crate) struct Walked {
-    /// The byte after STOP.
+    /// Offset of the byte after STOP.
     pub(crate) end: u64,
     pub(crate) opcodes: u64,
-    /// By key.
+    /// Storages by key.
     pub(crate) storages: BTreeMap<u64, Storage>,
-    /// There are persistent ids that are not torch's.
+    /// Whether there are persistent ids that are not torch's.
     pub(crate) foreign_ids: bool,
     /// All texts that are keys, in order.
     pub(crate) keys: Vec<u64>,
     pub(crate) other_texts: bool,
 }
 
-/// Whether the file begins as a pickle of protocol 2 or newer. Older ones have nothing to be recognised by.
+/// Whether the file begins as a pickle of protocol 2 or newer. Older ones cannot be recognised.
 pub(crate) fn begins(head: &[u8]) -> bool {
     matches!(head, [0x80, 2..=MAX_PROTOCOL, _, ..])
 }
 
-/// Pickles, one after the other, to the end of the file.
+/// Reads pickles, one after the other, to the end of the file.
 pub(crate) fn read(source: &mut Source<'_>) -> Read {
     let size_bytes = source.size_bytes();
     let (mut at, mut pickles, mut opcodes) = (0, 0_u64, 0);
@@ -123,7 +123,7 @@ struct Walk<'s, 'a> {
     memo: Vec<Value>,
     found: Walked,
     framed: bool,
-    /// Its writer puts bytes between the opcodes.
+    /// Whether the writer puts bytes between the opcodes.
     mixed: bool,
 }
 
@@ -133,7 +133,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         Self { input, stack: vec![], memo: vec![], found: Walked::default(), framed: false, mixed: false }
     }
 
-    /// Whether what was read so far cannot be anything but a pickle.
+    /// Whether the opcodes so far can only be a pickle's.
     fn is_certain(&self) -> bool {
         self.framed || self.found.opcodes >= CERTAIN_OPCODES
     }
@@ -184,7 +184,7 @@ impl<'s, 'a> Walk<'s, 'a> {
             b'(' => self.push(Value::Mark),
             // NONE, NEWTRUE, NEWFALSE; the empty list, tuple, dictionary, set; NEXT_BUFFER.
             b'N' | 0x88 | 0x89 | b']' | b')' | b'}' | 0x8f | 0x97 => self.push(Value::Other),
-            // READONLY_BUFFER changes the value on top.
+            // READONLY_BUFFER changes only the value on top.
             0x98 => Ok(()),
             b't' => self.tuple(),
             // LIST, DICT, FROZENSET, OBJ take to the mark.
@@ -249,7 +249,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         )))
     }
 
-    /// A frame that is cut says so at its beginning.
+    /// Reads a frame's length, which shows a cut frame at its beginning.
     fn frame(&mut self, at: u64) -> Result<(), Stop> {
         let length = u64::from_le_bytes(self.input.array()?);
         if length > MAX_FRAME_BYTES {
@@ -259,7 +259,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         self.input.expect(length)
     }
 
-    /// A text, or bytes, whose length has this width.
+    /// Reads a text, or bytes, whose length has this width.
     fn text(&mut self, width: usize) -> Result<(), Stop> {
         let length = self.length(width)?;
         let mut buffer = [0; MAX_TEXT_BYTES];
@@ -315,7 +315,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         self.push(Value::Other)
     }
 
-    /// Reads to the end of a line. Keeps what fits into `buffer`, and returns the whole length.
+    /// Reads to the end of a line. Keeps the part that fits into `buffer`, and returns the whole length.
     fn line(&mut self, buffer: &mut [u8]) -> Result<usize, Stop> {
         let begun = self.input.at();
         let mut length = 0;
@@ -334,7 +334,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         }
     }
 
-    /// A little-endian number of at most eight bytes.
+    /// Reads a little-endian number of at most eight bytes.
     fn length(&mut self, width: usize) -> Result<u64, Stop> {
         let mut bytes = [0; 8];
         self.input.fill(&mut bytes[..width])?;
@@ -346,7 +346,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         self.push(Value::Number(number))
     }
 
-    /// Two's complement. A negative number counts nothing, and one beyond 2^64 nothing that is stored.
+    /// Reads two's complement. A negative number is no count, and one beyond 2^64 is no stored size.
     fn signed(&mut self, length: u64) -> Result<(), Stop> {
         let mut bytes = [0; 9];
         let used = usize::try_from(length).ok().and_then(|length| bytes.get_mut(..length));
@@ -363,7 +363,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         self.push(Value::Other)
     }
 
-    /// The ids of torch are tuples: `("storage", class, key, location, count)`, with a view in older files.
+    /// Makes a tuple. The ids of torch are tuples: `("storage", class, key, location, count)`, with a view in older files.
     fn tuple(&mut self) -> Result<(), Stop> {
         use Value::{Class, Key, Number, Word as Text};
         let mark = self.mark()?;
@@ -421,7 +421,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         self.push(Value::Other)
     }
 
-    /// Where the last mark is.
+    /// Returns the place of the last mark.
     fn mark(&self) -> Result<usize, Stop> {
         let mark = self.stack.iter().rposition(|value| matches!(value, Value::Mark));
         mark.ok_or_else(|| self.unknown("its stack has no mark where one is taken"))
@@ -433,7 +433,8 @@ impl<'s, 'a> Walk<'s, 'a> {
         Ok(())
     }
 
-    /// Memo slots are handed out in order, by Python 2 from 1 on; one far beyond is refused rather than filled up to.
+    /// Stores a value in the memo. Slots are assigned in order, by Python 2 from 1 on; a slot far beyond is refused rather than
+    /// filled up to.
     fn remember(&mut self, index: u64) -> Result<(), Stop> {
         let top = self.top()?;
         if self.memo.is_empty() && index == 1 {
@@ -471,7 +472,7 @@ fn class(module: Value, name: Value) -> Value {
     }
 }
 
-/// A key as torch writes it: decimal, without leading zeros.
+/// Parses a key as torch writes it: decimal, without leading zeros.
 pub(crate) fn key(text: &[u8]) -> Option<u64> {
     match text {
         [b'0'] => Some(0),
@@ -482,7 +483,7 @@ pub(crate) fn key(text: &[u8]) -> Option<u64> {
     }
 }
 
-/// The bytes of one item of a storage class. torch adds no class: newer types are untyped storages.
+/// Returns the bytes of one item of a storage class. torch adds no class: newer types are untyped storages.
 fn item_bytes(name: &[u8]) -> Option<u8> {
     Some(match name {
         b"UntypedStorage" | b"ByteStorage" | b"CharStorage" | b"BoolStorage" => 1,

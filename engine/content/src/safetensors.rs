@@ -1,7 +1,7 @@
 //! safetensors: a length, a JSON header, and tensors to the end of the file.
 //!
-//! Owns: reading the header without keeping its names. Does not own: JSON.
-//! Source: the format's README, and its own reader in Rust, which refuses what is refused here.
+//! Owns: reading the header without keeping its names. Does not own: JSON. Source: the format's README, and its own reader in
+//! Rust, which refuses the same files.
 
 use crate::Read;
 use crate::source::{Source, Stop, Window};
@@ -13,12 +13,13 @@ use std::fmt;
 const LENGTH_BYTES: u64 = 8;
 /// The format's own limit of a header.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// The longest header that is read: of a hundred thousand tensors. One name in it may have all of its bytes, and is held whole.
+/// Longest header that is read: of a hundred thousand tensors. A single name in it may take all of its bytes, and is held
+/// whole.
 const MAX_READ_BYTES: u64 = 16 << 20;
-/// The most tensors of one file.
+/// Most tensors of one file.
 const MAX_TENSORS: usize = 1 << 20;
 
-/// Whether eight bytes of length and the beginning of a JSON object begin the file.
+/// Whether the file begins with eight bytes of length and the beginning of a JSON object.
 pub(crate) fn begins(head: &[u8]) -> bool {
     let length = u64_at(head, 0);
     let object = head.get(8..).and_then(|rest| rest.strip_prefix(b"{"));
@@ -26,7 +27,7 @@ pub(crate) fn begins(head: &[u8]) -> bool {
     (2..=MAX_HEADER_BYTES).contains(&length) && matches!(first, Some(b'"' | b'}'))
 }
 
-/// Whether the first entry is one that only this format has.
+/// Whether the first entry can only be this format's.
 fn is_certain(head: &[u8]) -> bool {
     let has = |word: &[u8]| head.windows(word.len()).any(|part| part == word);
     has(b"\"__metadata__\"") || has(b"\"dtype\"") || has(b"\"data_offsets\"")
@@ -67,7 +68,7 @@ pub(crate) fn read(source: &mut Source<'_>, head: &[u8]) -> Read {
     }
 }
 
-/// One tensor's place in the data.
+/// A tensor's place in the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Extent {
     begin: u64,
@@ -92,16 +93,16 @@ fn tensors(source: &mut Source<'_>, data_at: u64) -> Result<Vec<Extent>, Stop> {
     }
     match read {
         Ok(()) => Ok(extents),
-        // A field that is missing or is something else: another version of the format.
+        // A field is missing or differs: another version of the format.
         Err(error) if error.is_data() => Err(Stop::unknown(format!("its header is not understood: {error}"))),
         Err(error) => Err(Stop::broken(format!("its header is no JSON: {error}"))),
     }
 }
 
-/// The header: each tensor's extent, and nothing else, is kept.
+/// The header, of which only each tensor's extent is kept.
 struct Header<'e> {
     extents: &'e mut Vec<Extent>,
-    /// Why reading was stopped by something that JSON does not know.
+    /// The reason why reading stopped, if it is none of JSON's.
     stop: &'e mut Option<Stop>,
 }
 
@@ -158,7 +159,7 @@ struct Name {
     is_metadata: bool,
 }
 
-/// What the format says of one tensor. Fields that later versions may add are passed over.
+/// The description of a tensor. Fields that later versions may add are skipped.
 #[derive(Deserialize)]
 struct Tensor {
     dtype: Dtype,
@@ -166,12 +167,12 @@ struct Tensor {
     data_offsets: (u64, u64),
 }
 
-/// The bytes of one item; `None` for a type that is not known here, or is smaller than a byte.
+/// The bytes of one item; `None` if a type is unknown, or smaller than a byte.
 struct Dtype {
     item_bytes: Option<u64>,
 }
 
-/// How many items a shape has; `None` past 2^64.
+/// The number of items of a shape; `None` past 2^64.
 struct Shape {
     count: Option<u64>,
 }

@@ -1,30 +1,30 @@
 //! The file as the readers see it: every read, every step and the time are counted here.
 //!
-//! Owns: the limits' counters, the window that a reader moves over a range. Does not own: what the bytes mean.
+//! Owns: the limits' counters, the window that a reader moves over a range. Does not own: the meaning of the bytes.
 
 use crate::{Bytes, Limits};
 use std::fmt;
 use std::io;
 use std::time::Duration;
 
-/// How much a window reads at once, and so how much may pass between two looks at the clock.
+/// Bytes that a window reads at once, and so the most between two looks at the clock.
 pub(crate) const READS_AT_ONCE: usize = 16 << 10;
 /// Steps between two looks at the clock: some ten microseconds of opcodes.
 const STEPS_A_LOOK: u64 = 1024;
 
-/// As much of a member's name as a reason shows.
+/// Bytes of a member's name that a reason shows.
 const NAME_SHOWN_BYTES: usize = 128;
 
-/// Why a reader stopped before it could say "whole".
+/// The reason why a reader stopped before it could say "whole".
 #[derive(Debug)]
 pub(crate) enum Stop {
     Broken(String),
     Unknown(String),
-    /// Something reaches beyond its range. The reader says what that means.
+    /// A read reaches beyond its range. The reader decides what that means.
     Early(Early),
 }
 
-/// What reaches beyond the end of its range.
+/// A read that reaches beyond the end of its range.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Early {
     pub(crate) at: u64,
@@ -48,7 +48,7 @@ impl Stop {
         Self::Unknown(reason.into())
     }
 
-    /// Says which member of an archive it is about.
+    /// Adds the member of an archive to the reason.
     pub(crate) fn of_member(self, name: &[u8]) -> Self {
         let shown = String::from_utf8_lossy(name.get(..NAME_SHOWN_BYTES).unwrap_or(name));
         match self {
@@ -58,7 +58,7 @@ impl Stop {
         }
     }
 
-    /// An early end contradicts the format: `what` was being read.
+    /// Makes an early end a contradiction of the format; `what` was being read.
     pub(crate) fn early_is_broken(self, what: &str) -> Self {
         match self {
             Self::Early(early) => Self::Broken(format!("in {what}, {early}")),
@@ -92,12 +92,12 @@ impl<'a> Source<'a> {
         self.size_bytes
     }
 
-    /// How much may still be read.
+    /// Returns how many bytes may still be read.
     fn left_bytes(&self) -> u64 {
         self.limits.read_bytes.saturating_sub(self.read_bytes)
     }
 
-    /// Fills `into`; what lies beyond the file is an early end.
+    /// Fills `into`; a read beyond the file is an early end.
     pub(crate) fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Stop> {
         self.count(at, into.len() as u64)?;
         if into.len() >= READS_AT_ONCE {
@@ -106,7 +106,8 @@ impl<'a> Source<'a> {
         self.fetch(at, into)
     }
 
-    /// The same without a look at the clock, for a search of a bounded length: what it finds must not depend on how fast the machine is.
+    /// Fills `into` without a look at the clock, for a search of a bounded length: its result must not depend on the speed of the
+    /// machine.
     pub(crate) fn read_untimed(&mut self, at: u64, into: &mut [u8]) -> Result<(), Stop> {
         self.count(at, into.len() as u64)?;
         self.fetch(at, into)
@@ -132,7 +133,7 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// A fixed number of bytes.
+    /// Reads a fixed number of bytes.
     pub(crate) fn array<const N: usize>(&mut self, at: u64) -> Result<[u8; N], Stop> {
         let mut array = [0; N];
         self.read(at, &mut array)?;
@@ -158,21 +159,21 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A reader's place in a range of the file. What it passes over is not read.
+/// A reader's place in a range of the file. Skipped bytes are not read.
 pub(crate) struct Window<'s, 'a> {
     source: &'s mut Source<'a>,
     at: u64,
     end: u64,
-    /// What was read last, up to `filled`, and where it begins.
+    /// The bytes read last, up to `filled`; `buffer_at` is their offset.
     buffer: Box<[u8; READS_AT_ONCE]>,
     buffer_at: u64,
     filled: usize,
-    /// Why [`io::Read`] failed.
+    /// The reason why [`io::Read`] failed.
     stopped: Option<Stop>,
 }
 
 impl<'s, 'a> Window<'s, 'a> {
-    /// Over the bytes from `at` to `end`, which lie in the file.
+    /// Makes a window over the bytes from `at` to `end`, which lie in the file.
     pub(crate) fn new(source: &'s mut Source<'a>, at: u64, end: u64) -> Self {
         let end = end.min(source.size_bytes());
         let buffer = Box::new([0; READS_AT_ONCE]);
@@ -183,7 +184,7 @@ impl<'s, 'a> Window<'s, 'a> {
         self.at
     }
 
-    /// Whatever lies elsewhere in the file.
+    /// Gives access to the rest of the file.
     pub(crate) fn source(&mut self) -> &mut Source<'a> {
         self.source
     }
@@ -192,12 +193,12 @@ impl<'s, 'a> Window<'s, 'a> {
         self.source.step()
     }
 
-    /// Why the [`io::Read`] of this window failed, if it did.
+    /// Returns why the [`io::Read`] of this window failed, if it did.
     pub(crate) fn take_stop(&mut self) -> Option<Stop> {
         self.stopped.take()
     }
 
-    /// That this many bytes follow.
+    /// Checks that this many bytes follow.
     pub(crate) fn expect(&self, wants_bytes: u64) -> Result<(), Stop> {
         if wants_bytes > self.end.saturating_sub(self.at) {
             return Err(Stop::Early(Early { at: self.at, wants_bytes, end: self.end }));
@@ -235,7 +236,7 @@ impl<'s, 'a> Window<'s, 'a> {
         self.array::<1>().map(|[byte]| byte)
     }
 
-    /// The bytes at hand, at least one unless the range is at its end.
+    /// Returns the bytes at hand, at least one unless the range is at its end.
     fn ready(&mut self) -> Result<&[u8], Stop> {
         let held = self.at.checked_sub(self.buffer_at).and_then(|offset| usize::try_from(offset).ok());
         let held = held.filter(|offset| *offset < self.filled);

@@ -1,14 +1,14 @@
 //! tar: headers and members in blocks, and two blocks of zeros at the end.
 //!
-//! Owns: ustar, and the ways of pax and GNU to write long names and large sizes. Members that were not added leave no trace.
-//! Sources: POSIX.1-2024, pax, "ustar Interchange Format" and "pax Header Block"; the manual of GNU tar, "Basic Tar Format".
+//! Owns: ustar, and the long names and large sizes of pax and GNU. Members that were not added leave no trace. Sources:
+//! POSIX.1-2024, pax, "ustar Interchange Format" and "pax Header Block"; the manual of GNU tar, "Basic Tar Format".
 
 use crate::Read;
 use crate::source::{Source, Stop};
 
 const BLOCK: usize = 512;
 const BLOCK_BYTES: u64 = BLOCK as u64;
-/// A pax header may hold any attributes; the size is in the first bytes of those that are written.
+/// Most bytes of a pax header that are read. A header may hold any attributes; the usual writers put the size first.
 const MAX_PAX_BYTES: usize = 64 << 10;
 
 type Block = [u8; BLOCK];
@@ -21,7 +21,7 @@ pub(crate) fn begins(head: &[u8]) -> bool {
 pub(crate) fn read(source: &mut Source<'_>) -> Read {
     let size_bytes = source.size_bytes();
     let (mut at, mut members) = (0_u64, 0_u64);
-    // What a pax header says of the next member.
+    // The size of the next member in a pax header.
     let mut pax_size = None;
     loop {
         source.step()?;
@@ -49,7 +49,7 @@ pub(crate) fn read(source: &mut Source<'_>) -> Read {
                 said
             }
             b'g' | b'L' | b'K' => said,
-            // Links, devices, directories. Of links that have data readers differ.
+            // Links, devices, directories. Readers differ on links that have data.
             b'1' if said != 0 => return Err(Stop::unknown(format!("the link at {at} has {said} bytes"))),
             b'1'..=b'6' => {
                 pax_size = None;
@@ -70,7 +70,8 @@ pub(crate) fn read(source: &mut Source<'_>) -> Read {
     }
 }
 
-/// The file ends where a header or the end's zeros must be. Some writers leave the zeros out, and readers let them.
+/// Judges a file that ends where a header or the end's zeros must be. Some writers leave the zeros out, and readers accept
+/// that.
 fn cut_before_its_end(source: &mut Source<'_>, at: u64, members: u64) -> Stop {
     let mut rest = [0; BLOCK];
     let length = source.size_bytes() - at;
@@ -87,7 +88,7 @@ fn cut_before_its_end(source: &mut Source<'_>, at: u64, members: u64) -> Stop {
     }
 }
 
-/// The first block of zeros is at `at`.
+/// Judges the end; the first block of zeros is at `at`.
 fn end(source: &mut Source<'_>, at: u64, members: u64) -> Read {
     match source.array::<BLOCK>(at + BLOCK_BYTES) {
         Ok(second) if second.iter().all(|byte| *byte == 0) => {
@@ -100,7 +101,8 @@ fn end(source: &mut Source<'_>, at: u64, members: u64) -> Read {
     }
 }
 
-/// The sum of all bytes, with spaces in the place of the sum. Some old writers added signed bytes.
+/// Whether the header's checksum is right: the sum of all bytes, with spaces in the place of the sum. Some old writers added
+/// signed bytes.
 fn is_summed(block: &Block) -> bool {
     let bytes =
         || block.iter().enumerate().map(|(at, byte)| if (148..156).contains(&at) { b' ' } else { *byte });
@@ -110,7 +112,7 @@ fn is_summed(block: &Block) -> bool {
     said.is_some_and(|said| said == unsigned || said == signed)
 }
 
-/// Octal digits between spaces and zeros, or GNU's binary number after a high bit.
+/// Parses octal digits between spaces and zeros, or GNU's binary number after a high bit.
 fn number(field: &[u8]) -> Option<u64> {
     if let [0x80, rest @ ..] = field {
         let (high, low) = rest.split_at_checked(rest.len().checked_sub(8)?)?;
@@ -122,7 +124,7 @@ fn number(field: &[u8]) -> Option<u64> {
     if digits.is_empty() { Some(0) } else { u64::from_str_radix(digits, 8).ok() }
 }
 
-/// The member's size, where a pax header says one: records of `LENGTH KEY=VALUE\n`.
+/// Returns the member's size if a pax header gives one: records of `LENGTH KEY=VALUE\n`.
 fn pax(source: &mut Source<'_>, at: u64, length: u64) -> Result<Option<u64>, Stop> {
     let too_long =
         || Stop::unknown(format!("the pax header at {at} has {length} bytes, more than {MAX_PAX_BYTES}"));
@@ -150,7 +152,7 @@ fn pax(source: &mut Source<'_>, at: u64, length: u64) -> Result<Option<u64>, Sto
     Ok(size)
 }
 
-/// The first record's key and value, and what follows.
+/// Returns the first record's key and value, and the rest.
 fn record(records: &[u8]) -> Option<(&[u8], &[u8])> {
     let space = records.iter().position(|byte| *byte == b' ')?;
     let length = usize::try_from(decimal(records.get(..space)?)?).ok()?;

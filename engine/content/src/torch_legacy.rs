@@ -1,4 +1,4 @@
-//! What `torch.save` wrote before 1.6: pickles, and after them the storages in the order of the last pickle.
+//! Files of `torch.save` before 1.6: pickles, and after them the storages in the order of the last pickle.
 //!
 //! Owns: that the storages end with the file. Does not own: the opcodes (`pickle`).
 //! Source: `_legacy_save` in `torch/serialization.py`.
@@ -7,14 +7,14 @@ use crate::Read;
 use crate::pickle::{self, Walked};
 use crate::source::{Early, Source, Stop};
 
-/// The first pickle: one number, at which Python's own format and the length do not matter.
+/// The first pickle: one number, in which Python's own format and the length do not matter.
 const MAGIC: [u8; 12] = [0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
-/// Before each storage: how many items it has.
+/// Bytes of the item count before each storage.
 const COUNT_BYTES: u64 = 8;
 
 pub(crate) fn begins(head: &[u8]) -> bool {
     let [0x80, 2..=5, rest @ ..] = head else { return false };
-    // Protocol 4 puts it into a frame.
+    // Protocol 4 puts the number into a frame.
     let framed = rest.strip_prefix(&[0x95]).and_then(|rest| rest.get(8..));
     framed.unwrap_or(rest).starts_with(&MAGIC)
 }

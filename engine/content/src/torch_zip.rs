@@ -1,10 +1,10 @@
-//! What `torch.save` writes: an archive with a pickle and one member for each storage.
+//! Files of `torch.save`: an archive with a pickle and one member for each storage.
 //!
-//! Owns: that each storage the pickle names is there with its bytes. Does not own: the archive (`zip`), the opcodes (`pickle`).
-//! Sources: `torch/serialization.py` and `caffe2/serialize/inline_container.cc` of PyTorch.
+//! Owns: the check that each storage that the pickle names exists with its bytes. Does not own: the archive (`zip`), the opcodes
+//! (`pickle`). Sources: `torch/serialization.py` and `caffe2/serialize/inline_container.cc` of PyTorch.
 //!
-//! The end record proves little: it is written after an exception, too, with the members that there are until then. The pickle is
-//! the first member, and says what must follow.
+//! The end record proves little: after an exception it is written, too, with the members that exist by then. The pickle is the
+//! first member, and names the storages that must follow.
 
 use crate::Read;
 use crate::pickle::{self, Storage, key};
@@ -12,14 +12,14 @@ use crate::source::{Source, Stop};
 use crate::zip::{self, Directory, Entry};
 use std::collections::BTreeMap;
 
-/// A member's part in the archive, by its name below the archive's own.
+/// The part of a member in the archive, by its name below the archive's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Pickle,
     Storage(u64),
-    /// What the writer adds by itself.
+    /// A member that the writer adds by itself.
     Own,
-    /// TorchScript has code, and `torch.package` other things: their pickles are read by other rules.
+    /// Code of TorchScript, and other things of `torch.package`: their pickles follow other rules.
     Foreign,
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn is_member(name: &[u8]) -> bool {
     below(name).is_some_and(|name| part(name) != Part::Foreign)
 }
 
-/// The name without the archive's own, which is that of the file.
+/// Returns the name without the archive's own, which is that of the file.
 fn below(name: &[u8]) -> Option<&[u8]> {
     let slash = name.iter().position(|byte| *byte == b'/')?;
     name.get(slash + 1..)
@@ -86,7 +86,7 @@ pub(crate) fn read(source: &mut Source<'_>, directory: Directory) -> Read {
     ))
 }
 
-/// What the pickle counts, and what the member has.
+/// Compares the pickle's count with the member's bytes.
 fn compare(key: u64, storage: Storage, stored_bytes: Option<u64>) -> Result<(), Stop> {
     let Storage { count, item_bytes, bytes } = storage;
     let Some(stored_bytes) = stored_bytes else {

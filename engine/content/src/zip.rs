@@ -1,12 +1,12 @@
-//! Zip archives: the end record, the directory, and that each entry has its place.
+//! Zip archives: the end record, the directory, and the check that each entry has its place.
 //!
-//! Owns: what all archives have in common. Does not own: which kind one is (`archive`), what members mean (`torch_zip`, `npy`, `keras`).
-//! Source: PKWARE's APPNOTE 6.3.10. Nothing is decompressed.
+//! Owns: the common part of all archives. Does not own: the kind of an archive (`archive`), the meaning of members (`torch_zip`, `npy`,
+//! `keras`). Source: PKWARE's APPNOTE 6.3.10. Nothing is decompressed.
 
 use crate::source::{Source, Stop, Window};
 use memchr::memmem::FinderRev;
 
-/// A member's own header. Whatever begins with one is an archive, or was to become one.
+/// Signature of a member's own header. A file that begins with it is an archive, or was to become one.
 pub(crate) const LOCAL: &[u8] = b"PK\x03\x04";
 pub(crate) const LOCAL_BYTES: usize = 30;
 const CENTRAL: [u8; 4] = *b"PK\x01\x02";
@@ -17,25 +17,26 @@ const END64: [u8; 4] = *b"PK\x06\x06";
 const END64_BYTES: usize = 56;
 const LOCATOR: [u8; 4] = *b"PK\x06\x07";
 const LOCATOR_BYTES: usize = 20;
-/// The end record may have a comment of 64 KiB.
+/// Bytes at the end in which the end record lies: it may have a comment of 64 KiB.
 const TAIL_BYTES: u64 = END_BYTES as u64 + 0xffff;
-/// So far before the file's end an archive is looked for that something follows, as `torch.save` and `np.save` into one file leave it.
+/// Distance from the file's end in which an archive is searched for that other bytes follow, as `torch.save` and `np.save` into one file
+/// leave it.
 const FOLLOWED_BYTES: u64 = 32 << 20;
-/// Looked through at once.
+/// Bytes searched at once.
 const LOOK_BYTES: usize = 1 << 20;
-/// The most entries of one archive: a torch zip has one for each storage.
+/// Most entries of one archive: a torch zip has one for each storage.
 const MAX_ENTRIES: usize = 1 << 18;
 
-/// One entry of the directory.
+/// An entry of the directory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
-    /// Where its own header is.
+    /// Offset of the member's own header.
     pub(crate) header_at: u64,
-    /// Where its bytes are.
+    /// Offset of its bytes.
     pub(crate) at: u64,
     pub(crate) stored_bytes: u64,
     pub(crate) size_bytes: u64,
-    /// 0: as they are.
+    /// Compression method; 0: the bytes as they are.
     pub(crate) method: u16,
 }
 
@@ -46,10 +47,10 @@ impl Entry {
     }
 }
 
-/// What is done with each entry and its name.
+/// Callback for each entry and its name.
 type See<'a> = &'a mut dyn FnMut(&mut Source<'_>, &[u8], Entry) -> Result<(), Stop>;
 
-/// Where the directory is.
+/// The place of the directory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Directory {
     at: u64,
@@ -64,7 +65,7 @@ pub(crate) fn open(source: &mut Source<'_>) -> Result<Directory, Stop> {
     let mut tail = vec![0; usize::try_from(size_bytes - tail_at).unwrap_or_default()];
     source.read(tail_at, &mut tail)?;
     let ends = tail.windows(END_BYTES).enumerate().rev().filter(|(_, record)| record.starts_with(&END));
-    // One whose comment ends with the file; else one that something follows.
+    // Prefers a record whose comment ends with the file; else one that other bytes follow.
     let mut followed = None;
     for (offset, record) in ends {
         let at = tail_at + offset as u64;
@@ -80,7 +81,7 @@ pub(crate) fn open(source: &mut Source<'_>) -> Result<Directory, Stop> {
         followed = find_followed(source, tail_at)?;
     }
     match followed {
-        // Whoever appends to an archive, or puts several into one file, knows how to read it.
+        // A program that appends to an archive, or puts several into one file, knows how to read it.
         Some(end) => {
             Err(Stop::unknown(format!("an archive in it ends at {end}, and the file at {size_bytes}")))
         }
@@ -91,8 +92,8 @@ pub(crate) fn open(source: &mut Source<'_>) -> Result<Directory, Stop> {
     }
 }
 
-/// Where an archive ends that lies before `before` and that more follows than a comment may hold. Costs a pass over
-/// [`FOLLOWED_BYTES`], some ten milliseconds; what looks like an end record is counted as a step.
+/// Returns where an archive ends that lies before `before` and is followed by more than a comment may hold. Costs a pass over
+/// [`FOLLOWED_BYTES`], some ten milliseconds; each apparent end record counts as a step.
 fn find_followed(source: &mut Source<'_>, before: u64) -> Result<Option<u64>, Stop> {
     let least = before.saturating_sub(FOLLOWED_BYTES);
     let ends = FinderRev::new(&END);
@@ -113,13 +114,13 @@ fn find_followed(source: &mut Source<'_>, before: u64) -> Result<Option<u64>, St
         if from == least {
             break;
         }
-        // A record may lie over the border.
+        // A record may lie across the border.
         to = from + END.len() as u64 - 1;
     }
     Ok(None)
 }
 
-/// The directory of the end record at `end_at`.
+/// Returns the directory of the end record at `end_at`.
 fn directory(source: &mut Source<'_>, end_at: u64, record: &[u8]) -> Result<Directory, Stop> {
     let (mut entries, mut bytes, mut at) =
         (u64::from(u16_at(record, 10)), u64::from(u32_at(record, 12)), u64::from(u32_at(record, 16)));
@@ -129,7 +130,7 @@ fn directory(source: &mut Source<'_>, end_at: u64, record: &[u8]) -> Result<Dire
     if let (Some(locator_at), Some(locator)) = (locator_at, locator)
         && locator.starts_with(&LOCATOR)
     {
-        // It counts from the beginning of the archive, which may not be that of the file. The record itself ends at the locator.
+        // The locator counts from the beginning of the archive, which may not be the file's. The record itself ends at the locator.
         let said = u64_at(&locator, 8);
         let before = locator_at.checked_sub(END64_BYTES as u64);
         let mut record_at = |place: u64| {
@@ -163,7 +164,7 @@ fn directory(source: &mut Source<'_>, end_at: u64, record: &[u8]) -> Result<Dire
     Ok(Directory { at, bytes, entries })
 }
 
-/// Shows each entry with its name, and sees that all lie before the directory and beside each other.
+/// Passes each entry and its name to `see`, and checks that all lie before the directory and do not overlap.
 pub(crate) fn members(source: &mut Source<'_>, directory: Directory, see: See<'_>) -> Result<(), Stop> {
     let Directory { at, bytes, entries } = directory;
     let mut window = Window::new(source, at, at + bytes);
@@ -187,13 +188,13 @@ pub(crate) fn members(source: &mut Source<'_>, directory: Directory, see: See<'_
         });
         seen.map_err(|stop| stop.of_member(&name))?;
     }
-    // Some writers count no further than 65535.
+    // Some writers count only to 65535.
     if window.at() < at + bytes {
         let more = at + bytes - window.at();
         return Err(Stop::unknown(format!("its directory has {more} bytes behind its {entries} entries")));
     }
     extents.sort_unstable();
-    // Two names of the same bytes are in nobody's way.
+    // Two names of the same bytes do not conflict.
     extents.dedup();
     for pair in extents.windows(2) {
         if let [(_, end), (next, _)] = *pair
@@ -205,7 +206,7 @@ pub(crate) fn members(source: &mut Source<'_>, directory: Directory, see: See<'_
     Ok(())
 }
 
-/// What the directory says of an entry. Numbers that do not fit are in the extra field, in this order.
+/// Reads the directory's description of an entry. Numbers that do not fit are in the extra field, in this order.
 fn entry(header: &[u8], extra: &[u8]) -> Result<Entry, Stop> {
     let mut wide = wide_fields(extra).chunks_exact(8).map(|field| u64_at(field, 0));
     let mut number = |at| match u32_at(header, at) {
@@ -249,7 +250,7 @@ fn placed(source: &mut Source<'_>, entry: Entry, directory_at: u64) -> Result<En
     end.map(|_| Entry { at, ..entry }).ok_or_else(beyond)
 }
 
-/// The numbers of a record; zero beyond its end.
+/// Returns a number of a record; zero beyond its end.
 pub(crate) fn u16_at(record: &[u8], at: usize) -> u16 {
     record.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u16::from_le_bytes(*bytes))
 }

@@ -1,7 +1,7 @@
 //! The epoch in Tier-3: the number below which no coordinator writes there any more.
 //!
-//! Owns: raising and reading `epoch/<20 digits>`. Does not own: who may hold which epoch (the lease does), nor
-//! what a fenced coordinator does next.
+//! Owns: raising and reading `epoch/<20 digits>`. Does not own: which coordinator may hold which epoch (the
+//! lease), the next steps of a fenced coordinator.
 
 use super::{Store, StoreError};
 use bytes::Bytes;
@@ -9,15 +9,15 @@ use std::time::Duration;
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::key::{Key, Series};
 
-/// How often a doubtful create is tried again before its error is handed on.
+/// Most attempts at a doubtful create before its error is returned.
 const RAISE_ATTEMPTS: u32 = 3;
 const RAISE_PAUSE: Duration = Duration::from_millis(100);
 
 /// Raises the epoch in `store` to `at_least`, unless it is there or higher; returns the highest now present.
 ///
-/// A caller that gets back more than its own epoch is fenced: a newer coordinator writes here. Must succeed before
-/// the first write of an epoch. The body is the number alone, so two callers that raise to the same epoch agree.
-/// Costs a create and a listing.
+/// If a caller gets back more than its own epoch, it is fenced: a newer coordinator writes here. The call must
+/// succeed before the first write of an epoch. The body is the number alone, so two callers that raise to the same
+/// epoch agree. Costs a create and a listing.
 pub async fn raise_epoch(store: &dyn Store, at_least: Epoch) -> Result<Epoch, StoreError> {
     let highest = current_epoch(store).await?;
     if highest >= Some(at_least) {
@@ -25,7 +25,7 @@ pub async fn raise_epoch(store: &dyn Store, at_least: Epoch) -> Result<Epoch, St
     }
     let key = Key::numbered(Series::Epoch, at_least.0).to_string();
     let mut attempts = 1;
-    // Whether the object was there before does not matter: its name is all it says.
+    // An object that existed before is as good: its name is its whole meaning.
     while let Err(error) = store.create(&key, Bytes::from(format!("{}\n", at_least.0))).await {
         if !error.is_doubtful() || attempts >= RAISE_ATTEMPTS {
             return Err(error);
@@ -33,7 +33,7 @@ pub async fn raise_epoch(store: &dyn Store, at_least: Epoch) -> Result<Epoch, St
         attempts += 1;
         store.pause(RAISE_PAUSE).await;
     }
-    // Looked at again after the write: of two that raise at once, the lower one must see the higher.
+    // Reads again after the write: of two callers that raise at once, the lower one must see the higher.
     let highest = current_epoch(store).await?;
     Ok(highest.map_or(at_least, |highest| highest.max(at_least)))
 }

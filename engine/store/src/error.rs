@@ -1,7 +1,7 @@
-//! What can go wrong between the engine and Tier-3.
+//! Errors between the engine and Tier-3.
 //!
-//! Owns: [`StoreError`] and how it maps to [`ErrorKind`]. Does not own: which answer of which back end becomes
-//! which variant (each back end's own file), nor when to repeat (`retry`).
+//! Owns: [`StoreError`] and its mapping to [`ErrorKind`]. Does not own: which answer of a back end becomes
+//! which variant (each back end's own file), when to repeat (`retry`).
 
 use std::error::Error;
 use std::fmt;
@@ -11,7 +11,7 @@ use tidemark_protocol::error::ErrorKind;
 /// The source of an error of a back end, whatever its type.
 pub type Cause = Box<dyn Error + Send + Sync>;
 
-/// What was asked of the store. Used in errors, in scripted faults and in logs.
+/// A request to the store, as named in errors, scripted faults and logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
     Open,
@@ -44,30 +44,31 @@ impl fmt::Display for Operation {
 /// A failed operation on Tier-3. `store` is its URL without secrets; `key` is relative to that URL.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The URL or the environment cannot be made into a store.
+    /// No store can be made of the URL or the environment.
     #[error("tier3 URL {url:?}: {reason}")]
     Url { url: String, reason: String },
 
-    /// The key cannot be an object's name there.
+    /// The key cannot name an object there.
     #[error("{operation} {key:?} in {store}: this key cannot be used: {reason}")]
     Key { operation: Operation, key: String, store: String, reason: String },
 
-    /// The store understood and said no, or what is there is not what it should be: repeating will not help.
+    /// The store understood the request and refused it, or holds something unexpected: repeating will not
+    /// help.
     #[error("{operation} {key:?} in {store} was refused: {reason}; {action}")]
     Refused { operation: Operation, key: String, store: String, reason: String, action: String },
 
-    /// Nothing was changed, as far as anyone can know, and the store is away, slow or failing.
+    /// The store is away, slow or failing; as far as can be known, nothing was changed.
     #[error("{operation} {key:?} in {store} failed {attempts} times: {source}; retry when the store is back")]
     Unavailable { operation: Operation, key: String, store: String, attempts: u32, source: Cause },
 
-    /// It may have happened or not, and may still happen: read the key before deciding anything.
+    /// The operation may have happened or not, and may still happen: read the key before deciding anything.
     #[error(
         "{operation} {key:?} in {store}: the answer was lost after {attempts} attempts ({reason}); \
          read the key to learn what it holds"
     )]
     Doubtful { operation: Operation, key: String, store: String, attempts: u32, reason: String },
 
-    /// The object is larger than the caller allows itself to hold.
+    /// The object is larger than the caller is willing to hold.
     #[error("get {key:?} in {store}: {size_bytes} bytes are there, at most {limit_bytes} were expected")]
     TooLarge { key: String, store: String, size_bytes: u64, limit_bytes: u64 },
 
@@ -75,7 +76,7 @@ pub enum StoreError {
     #[error("list {prefix:?} in {store}: more than {limit} entries; list a longer prefix")]
     TooMany { prefix: String, store: String, limit: usize },
 
-    /// The object that was to be read is not there.
+    /// The object to read does not exist.
     #[error("{operation} {key:?} in {store}: there is no such object")]
     NotFound { operation: Operation, key: String, store: String },
 
@@ -97,7 +98,7 @@ pub enum StoreError {
     )]
     Differs { key: String, store: String, there_bytes: u64, ours_bytes: u64 },
 
-    /// Where a document was expected came something else: nobody knows what the store holds there.
+    /// Something else came where a document was expected: the store's content there is unknown.
     #[error(
         "{operation} {key:?} in {store}: what came is no document of ours ({found}); others wrote there, or something else answered than \
          the store: check the URL, and proxies on the way"
@@ -110,7 +111,8 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// What the caller should do. [`Self::Doubtful`] counts as unavailable, but its caller reads first.
+    /// Returns the reaction expected of the caller. [`Self::Doubtful`] counts as unavailable, but its caller
+    /// reads first.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -125,7 +127,7 @@ impl StoreError {
             | Self::NoDocument { .. }
             | Self::Source { .. } => ErrorKind::Unavailable,
             Self::NotFound { .. } => ErrorKind::NotFound,
-            // What was sent is still here, and sending it again is what helps.
+            // The bytes to send are still here, and sending them again helps.
             Self::Damaged { operation: Operation::Create | Operation::Upload, .. } => ErrorKind::Unavailable,
             Self::Damaged { .. } | Self::Differs { .. } => ErrorKind::Corrupt,
             Self::NoSpace { .. } => ErrorKind::NoSpace,

@@ -1,7 +1,7 @@
-//! A store that fails where it is told to, for the tests of those who use one.
+//! A store that fails on demand, for tests of its users.
 //!
-//! Owns: faults as data around any [`Store`]. Does not own: faults on the wire, which the S3 server of the test
-//! harness makes, because they pass through the real client.
+//! Owns: faults as data around any [`Store`]. Does not own: faults on the wire. The S3 server of the test harness
+//! makes those, because they pass through the real client.
 
 use super::{
     Created, Damage, Listing, ObjectHead, Operation, PartSource, Silence, Store, StoreError,
@@ -15,26 +15,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a fault does to the operation it meets.
+/// The effect of a fault on the operation that it meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// The store is away: nothing happens, and the caller is told so.
+    /// The store is away: nothing happens, and the caller gets an error.
     FailBefore,
-    /// It happens, and the answer is lost: [`StoreError::Doubtful`] for writes, unavailable for reads.
+    /// The operation happens, and the answer is lost: [`StoreError::Doubtful`] for writes, unavailable for reads.
     FailAfter,
-    /// It happens after a pause.
+    /// The operation happens after a pause.
     Delay(Duration),
-    /// It happens, and the answer never comes. The caller can only be killed or give up, as in a crash.
+    /// The operation happens, and the answer never comes. As in a crash, the caller can only be killed or give
+    /// up.
     HangAfter,
 }
 
-/// One scripted fault.
+/// A scripted fault.
 #[derive(Debug, Clone)]
 pub struct Fault {
     pub operation: Operation,
-    /// Keys (for list: prefixes) that contain this; empty meets all.
+    /// Text in the keys (for list: prefixes) that the fault meets; empty meets all.
     pub key_contains: String,
-    /// The how-manieth matching call it meets, from 1; `None` meets every one.
+    /// Number of the matching call that the fault meets, from 1; `None` meets every one.
     pub nth: Option<u64>,
     pub effect: Effect,
 }
@@ -60,7 +61,8 @@ impl FaultyStore {
         Self { inner, faults: faults.into_iter().map(arm).collect() }
     }
 
-    /// How often the fault at `index` (in the order given) took effect. A test that scripts a fault asserts this.
+    /// Returns how often the fault at `index` (in the order given) took effect. A test that scripts a fault
+    /// asserts this.
     ///
     /// # Panics
     /// If there is no such fault.
@@ -69,7 +71,7 @@ impl FaultyStore {
         self.faults[index].fired.load(Ordering::SeqCst)
     }
 
-    /// The effect of the first fault that meets this call. Every matching fault counts the call.
+    /// Returns the effect of the first fault that meets this call. Every matching fault counts the call.
     fn meet(&self, operation: Operation, key: &str) -> Option<Effect> {
         let mut effect = None;
         for armed in &self.faults {

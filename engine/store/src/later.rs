@@ -1,6 +1,7 @@
-//! A store that is opened when it is first needed, and again until it opens: for nodes that must not wait for it.
+//! A store that is opened at its first use, and tried again until it opens: for nodes that must not wait for it.
 //!
-//! Owns: the opening, and holding writes back until somebody has the right to them. Does not own: the store, who has that right.
+//! Owns: the opening, and holding writes back until a caller has the right to them. Does not own: the store, which caller has that
+//! right.
 
 use super::{
     Created, Damage, Listing, ObjectHead, Operation, PartSource, Silence, Store, StoreError,
@@ -17,12 +18,12 @@ use tokio::sync::OnceCell;
 pub struct LaterStore {
     url: String,
     store: OnceCell<Arc<dyn Store>>,
-    /// Why nothing is written; none where writes go through.
+    /// The reason why nothing is written; none if writes go through.
     held: Mutex<Option<String>>,
 }
 
 impl LaterStore {
-    /// The store of a URL. One that cannot be understood is refused at once; what is only away is not noticed here.
+    /// Makes the store of a URL. A malformed URL is refused at once; a store that is only away is not noticed here.
     ///
     /// # Errors
     /// [`StoreError::Url`].
@@ -34,30 +35,30 @@ impl LaterStore {
         }
     }
 
-    /// The store of a URL, without a look at it. Reads go through; a write is [`StoreError::Unavailable`] for the reason `why` until
-    /// [`Self::let_writes_through`].
+    /// Makes the store of a URL, without contacting it. Reads go through. A write fails with [`StoreError::Unavailable`] for the
+    /// reason `why` until [`Self::let_writes_through`].
     #[must_use]
     pub fn held(url: &str, why: &str) -> Arc<Self> {
         let held = Mutex::new(Some(why.to_owned()));
         Arc::new(Self { url: url.to_owned(), store: OnceCell::new(), held })
     }
 
-    /// The store itself, for whoever makes sure of the right to write there.
+    /// Returns the store itself, for a caller that makes sure of the right to write there.
     ///
     /// # Errors
-    /// It cannot be opened now.
+    /// When the store cannot be opened now.
     pub async fn opened(&self) -> Result<&Arc<dyn Store>, StoreError> {
         self.store.get_or_try_init(|| super::open(&self.url)).await
     }
 
-    /// Writes that are held back say this from now on.
+    /// Changes the reason that held writes report from now on.
     pub fn say_why(&self, why: &str) {
         if let Some(held) = self.holding().as_mut() {
             why.clone_into(held);
         }
     }
 
-    /// The right to write is certain.
+    /// Lets writes through: the right to write is certain.
     pub fn let_writes_through(&self) {
         *self.holding() = None;
     }

@@ -1,10 +1,10 @@
-//! Tier-3: the one trait through which the engine reads and writes durable objects, and how a URL becomes one.
+//! Tier-3: the one trait through which the engine reads and writes durable objects, and opening a store by its URL.
 //!
-//! Owns: [`Store`], its promises, [`open`]. Does not own: what keys mean (`tidemark_protocol::key` builds them),
-//! what a marker says or when it is written (`save`), nor the bytes' meaning: callers check what they read
-//! against the checksums they recorded.
+//! Owns: [`Store`], its promises, [`open`]. Does not own: the meaning of keys (`tidemark_protocol::key` builds them), the content of
+//! a marker and the moment of writing it (`save`), the meaning of the bytes: callers check what they read against the checksums that
+//! they recorded.
 //!
-//! Why the store is built this way is in `engine/design/0006-store.md`.
+//! `engine/design/0006-store.md` explains why the store is built this way.
 
 mod epoch;
 mod error;
@@ -40,41 +40,40 @@ use url::Url;
 
 /// A place for durable objects under keys. Keys are relative to the store's URL, parts separated by `/`.
 ///
-/// No key is ever written twice with different bytes; the callers keep to that, and every implementation leans on
-/// it where an answer was lost. All calls are bounded in time by the store's settings.
+/// No key is ever written twice with different bytes. The callers keep to that, and every implementation relies on it if an answer
+/// is lost. All calls are bounded in time by the store's settings.
 #[async_trait]
 pub trait Store: Send + Sync + fmt::Debug {
     /// Creates the object if the key is free; durable when it returns `Ok`.
     ///
-    /// [`Created::Created`] says that the key holds exactly these bytes now. So whoever must know *who* won puts
-    /// who it is into the body; equal bodies are one decision. A lost or doubtful answer is resolved by reading
-    /// back; where that is not possible either the error is [`StoreError::Doubtful`].
-    /// Costs one round trip, two where the key was taken.
+    /// [`Created::Created`] means that the key holds exactly these bytes now. If a caller must know *who* won, it puts its identity
+    /// into the body; equal bodies are one decision. A lost or doubtful answer is resolved by reading back; if that is not possible
+    /// either, the error is [`StoreError::Doubtful`]. Costs one round trip, two if the key was taken.
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, StoreError>;
 
-    /// The whole object, or `None` when there is none. More than `limit_bytes` is [`StoreError::TooLarge`], and
-    /// is not read. Checked against the store's own checksum where it keeps one.
+    /// Returns the whole object, or `None` if there is none. If it has more than `limit_bytes`, it is not read, and the error is
+    /// [`StoreError::TooLarge`]. The bytes are checked against the store's own checksum if it keeps one.
     async fn get(&self, key: &str, limit_bytes: u64) -> Result<Option<Bytes>, StoreError>;
 
-    /// Exactly the bytes of `range`; a range not inside the object is [`StoreError::Range`], an absent object
-    /// [`StoreError::NotFound`]. Not verified: the caller has the chunks' checksums.
+    /// Returns exactly the bytes of `range`. A range not inside the object is [`StoreError::Range`], an absent object
+    /// [`StoreError::NotFound`]. The bytes are not verified: the caller has the chunks' checksums.
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError>;
 
-    /// Waits between two tries of something that was doubtful. Where the store is a model, time is the model's.
+    /// Waits between two tries of a doubtful operation. If the store is a model, time is the model's.
     async fn pause(&self, length: Duration) {
         tokio::time::sleep(length).await;
     }
 
-    /// Size of the object, or `None` when there is none.
+    /// Returns the size of the object, or `None` if there is none.
     async fn head(&self, key: &str) -> Result<Option<ObjectHead>, StoreError>;
 
-    /// All objects whose key begins with `prefix`, sorted by key. With `delimiter`, those with a further `/`
-    /// after the prefix are folded into `prefixes`. Never cut short: [`StoreError::TooMany`] beyond [`MAX_LISTED`].
+    /// Lists all objects whose key begins with `prefix`, sorted by key. With `delimiter`, those with a further `/` after the prefix
+    /// are folded into `prefixes`. A listing is never cut short: beyond [`MAX_LISTED`] the error is [`StoreError::TooMany`].
     async fn list(&self, prefix: &str, delimiter: bool) -> Result<Listing, StoreError>;
 
     /// Writes a data object in parts, at most `parts_in_flight × part_bytes` of it in memory; durable on `Ok`.
     ///
-    /// The key is new, or holds the same bytes from an earlier try. Nothing of a failed upload is visible.
+    /// The key must be new, or hold the same bytes from an earlier try. No part of a failed upload is visible.
     async fn upload(
         &self,
         key: &str,
@@ -82,10 +81,10 @@ pub trait Store: Send + Sync + fmt::Debug {
         limits: &UploadLimits,
     ) -> Result<Uploaded, StoreError>;
 
-    /// Writes a data object again whose bytes are bad or gone. The key held the very bytes of `source`; durable on `Ok`.
+    /// Rewrites a data object whose bytes are bad or gone. The key held exactly the bytes of `source`; durable on `Ok`.
     ///
-    /// Readers find what was there or the new object, never a part. The caller reads it back: a lost answer may be
-    /// taken for a success here, since the bad object may have the same size.
+    /// Readers see the former object or the new one, never a part. The caller has to read it back: a lost answer may count as a
+    /// success here, because the bad object may have the same size.
     async fn replace(
         &self,
         key: &str,
@@ -98,31 +97,31 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Removes the object; absent is `Ok`.
     async fn delete(&self, key: &str) -> Result<(), StoreError>;
 
-    /// Uploads that were begun below the store's URL and neither finished nor aborted, whoever began them. A store
-    /// that cleans up behind its writers has none.
+    /// Lists uploads that were begun below the store's URL and neither finished nor aborted, whoever began them. A store that cleans
+    /// up behind its writers has none.
     async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>, StoreError> {
         Ok(Vec::new())
     }
 
-    /// Gives up one of them, with its parts; absent is `Ok`. The caller knows that its writer is dead.
+    /// Aborts such an upload, and drops its parts; absent is `Ok`. The caller knows that its writer is dead.
     async fn abort_upload(&self, _upload: &UnfinishedUpload) -> Result<(), StoreError> {
         Ok(())
     }
 
-    /// Sends one part that differs from its checksum to `key`, for the probe, and says what came of it.
+    /// Sends one part that differs from its checksum to `key`, for the probe, and returns the outcome.
     async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError>;
 
-    /// Since when it gives no answer, where a request was given up for that, whether that is repeated or not. Costs nothing. A store
-    /// without a network is never silent.
+    /// Returns since when the store gives no answer, if a request ended for that reason, whether it is repeated or not. Costs
+    /// nothing. A store without a network is never silent.
     fn silence(&self) -> Option<Silence> {
         None
     }
 
-    /// The URL, without secrets.
+    /// Returns the URL, without secrets.
     fn describe(&self) -> String;
 }
 
-/// What a create found; see [`Store::create`].
+/// The result of [`Store::create`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Created {
     /// The key holds exactly the bytes of this call.
@@ -131,12 +130,12 @@ pub enum Created {
     AlreadyExists,
 }
 
-/// One object as a listing shows it.
+/// An object as a listing shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectHead {
     pub key: String,
     pub size_bytes: u64,
-    /// The store's own version of the bytes, where it has one.
+    /// The store's own version of the bytes, if it has one.
     pub etag: Option<String>,
 }
 
@@ -144,11 +143,11 @@ pub struct ObjectHead {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listing {
     pub keys: Vec<ObjectHead>,
-    /// Each ends with `/`.
+    /// Common prefixes, each ending with `/`.
     pub prefixes: Vec<String>,
 }
 
-/// How much of an upload may be in memory and on the way at once.
+/// Bounds on an upload: how much of it may be in memory and on the way at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UploadLimits {
     pub part_bytes: u64,
@@ -162,42 +161,42 @@ impl Default for UploadLimits {
     }
 }
 
-/// What an upload left in the store.
+/// The object that an upload left in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uploaded {
     pub etag: Option<String>,
     pub size_bytes: u64,
 }
 
-/// An upload that somebody began.
+/// An upload that was begun and not finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnfinishedUpload {
     pub key: String,
     pub upload_id: String,
 }
 
-/// What a store did with a part that did not match its checksum.
+/// The treatment of a part that did not match its checksum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Damage {
     /// Refused, as it should be.
     Refused,
-    /// Taken, or never checked; says why.
+    /// Accepted, or never checked; `reason` says why.
     Accepted { reason: String },
 }
 
 /// The bytes of an upload. Reads block (they may copy from a mapping), so they run on the blocking pool.
 pub trait PartSource: Send + Sync {
-    /// Fixed for the whole upload.
+    /// Returns the size, which is fixed for the whole upload.
     fn size_bytes(&self) -> u64;
-    /// Exactly the bytes of `range`, which lies inside the size. Called again when a part is sent again.
+    /// Returns exactly the bytes of `range`, which lies inside the size. Called again if a part is sent again.
     fn read_part(&self, range: Range<u64>) -> io::Result<Bytes>;
-    /// Who may read the object besides the daemon's user: no more than who may read the file.
+    /// Returns the users besides the daemon's who may read the object: at most those who may read the file.
     fn readers(&self) -> Readers {
         Readers::default()
     }
 }
 
-/// Bytes in memory for these readers.
+/// Bytes in memory, for these readers.
 impl PartSource for (Bytes, Readers) {
     fn size_bytes(&self) -> u64 {
         self.0.size_bytes()
@@ -228,24 +227,24 @@ impl PartSource for Bytes {
     }
 }
 
-/// A listing holds at most this many entries: some 50 MB of keys. The engine lists single runs and versions.
+/// Most entries of a listing: some 50 MB of keys. The engine lists single runs and versions.
 pub const MAX_LISTED: usize = 262_144;
 
-/// S3 allows 1024 bytes; every back end keeps to it, so that a prefix can be copied between them.
+/// Longest key, in bytes. S3 allows 1024; every back end keeps to that, so that a prefix can be copied between them.
 pub const MAX_KEY_BYTES: usize = 1024;
 
-/// How a store is opened. The defaults suit a real object store; tests make the times short.
+/// Settings for opening a store. The defaults suit a real object store; tests make the times short.
 #[derive(Clone)]
 pub struct StoreSettings {
-    /// Least time one request may take, whatever its size.
+    /// Shortest time limit of a request, whatever its size.
     pub request_timeout: Duration,
-    /// A request of n bytes may take `request_timeout` + n / this. Below this speed a store is as good as away.
+    /// A request of n bytes may take `request_timeout` + n / this. A store below this speed is as good as away.
     pub least_bytes_per_s: u64,
     pub connect_timeout: Duration,
     pub retry: RetryPolicy,
-    /// S3's least part size, except the last; smaller settings are raised to it.
+    /// S3's smallest part size, except for the last part; smaller settings are raised to it.
     pub least_part_bytes: u64,
-    /// `None`: the environment of this process. Credentials and endpoint are looked up here.
+    /// The variables in which credentials and endpoint are looked up. `None`: the environment of this process.
     pub variables: Option<Vec<(String, String)>>,
 }
 
@@ -283,7 +282,7 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     open_with(url, &StoreSettings::default()).await
 }
 
-/// Opens a store. A directory is made if it is missing; of an object store nothing is asked yet ([`probe`] does).
+/// Opens a store. A missing directory is made; an object store is not yet contacted ([`probe`] does that).
 pub async fn open_with(url: &str, settings: &StoreSettings) -> Result<Arc<dyn Store>, StoreError> {
     let parsed = Url::parse(url).map_err(|error| StoreError::Url {
         url: without_secrets(url),
@@ -309,7 +308,7 @@ pub async fn open_with(url: &str, settings: &StoreSettings) -> Result<Arc<dyn St
     }
 }
 
-/// The URL with everything between `//` and `@` of its authority left out.
+/// Returns the URL without everything between `//` and `@` of its authority.
 pub fn without_secrets(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -319,7 +318,7 @@ pub fn without_secrets(url: &str) -> String {
     }
 }
 
-/// Refuses what no back end can hold: empty keys and parts, `.` and `..`, NUL, and more than [`MAX_KEY_BYTES`].
+/// Refuses keys that no back end can hold: empty keys and parts, `.` and `..`, NUL, and more than [`MAX_KEY_BYTES`].
 pub fn check_key(operation: Operation, key: &str, store: &str) -> Result<(), StoreError> {
     let refuse = |reason: String| {
         Err(StoreError::Key { operation, key: key.to_owned(), store: store.to_owned(), reason })
@@ -338,7 +337,7 @@ pub fn check_key(operation: Operation, key: &str, store: &str) -> Result<(), Sto
     Ok(())
 }
 
-/// The ranges of an upload, in order; one empty range for an empty object.
+/// Returns the ranges of an upload, in order; one empty range for an empty object.
 pub fn part_ranges(size_bytes: u64, part_bytes: u64) -> impl Iterator<Item = Range<u64>> {
     let part_bytes = part_bytes.max(1);
     let parts = size_bytes.div_ceil(part_bytes).max(1);
@@ -348,7 +347,7 @@ pub fn part_ranges(size_bytes: u64, part_bytes: u64) -> impl Iterator<Item = Ran
     })
 }
 
-/// Reads one part on the blocking pool, and refuses a source that gives more or less than asked.
+/// Reads one part on the blocking pool, and refuses a source that gives more or less than requested.
 pub(crate) async fn read_part(
     key: &str,
     source: &Arc<dyn PartSource>,

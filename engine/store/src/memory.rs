@@ -1,6 +1,6 @@
 //! Tier-3 in the memory of this process, for tests.
 //!
-//! Owns: the translation to `object_store`'s in-memory store, whose create-if-absent is atomic and which serves
+//! Owns: the translation to `object_store`'s in-memory store, whose create-if-absent is atomic, and which serves
 //! as the oracle of the store's contract. Does not own: anything durable.
 
 use super::{

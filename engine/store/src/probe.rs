@@ -1,14 +1,14 @@
-//! What this store can be trusted with, found out by trying.
+//! The probe: properties of a store, found out by trying.
 //!
-//! Owns: the two facts `fencing` and `part_checksums`, with reasons. Does not own: what follows from them (one
-//! node may go on without fencing, several may not; without part checksums each object is read back).
+//! Owns: the two facts `fencing` and `part_checksums`, with reasons. Does not own: their consequences (one node
+//! may go on without fencing, several may not; without part checksums each object is read back).
 
 use super::{Created, Damage, Operation, Store, StoreError};
 use bytes::Bytes;
 use futures::future::join_all;
 
-/// Concurrent creates of one key, and how many times over: a store whose check and write are two steps lets two
-/// win within a round or two, on every implementation tried.
+/// Concurrent creates of one key, and the number of rounds. If a store's check and write are two steps, two
+/// creates win within a round or two, on every implementation tried.
 const CREATORS: usize = 16;
 const ROUNDS: usize = 8;
 
@@ -18,16 +18,16 @@ const PROBE_FOLDER: &str = ".tidemark/probe/";
 /// The facts, each with the reason for its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
-    /// Create-if-absent has exactly one winner, so markers decide and epochs fence.
+    /// Whether create-if-absent has exactly one winner, so that markers decide and epochs fence.
     pub fencing: bool,
     pub fencing_reason: String,
-    /// A part that differs from its checksum is refused by the store.
+    /// Whether the store refuses a part that differs from its checksum.
     pub part_checksums: bool,
     pub part_checksums_reason: String,
 }
 
 impl Probe {
-    /// Of a store that was not tried by this node: what it is not known for is not relied on.
+    /// Returns the facts for a store that this node has not tried: only known properties are relied on.
     #[must_use]
     pub fn unknown() -> Self {
         let reason = "this node has not tried it; the coordinator has".to_owned();
@@ -42,13 +42,13 @@ impl Probe {
 
 /// Tries the store: writes, reads back, races and damages objects below `.tidemark/probe/`, then removes them.
 ///
-/// Costs about 160 small requests. A store that cannot be reached, read or written is an error that names its URL
-/// and what to do about it, before any of the facts.
+/// Costs about 160 small requests. If the store cannot be reached, read or written, the error names its URL and
+/// the remedy, and no facts are returned.
 pub async fn probe(store: &dyn Store) -> Result<Probe, StoreError> {
     let folder = format!("{PROBE_FOLDER}{:016x}", random_name(store)?);
     let result = run(store, &folder).await;
-    // Also after a failure: what was written before it should not stay. A store that is away keeps its litter,
-    // which nobody reads.
+    // Also cleans up after a failure, so that earlier writes do not stay. If the store is away, the leftovers
+    // stay, but they are never read.
     let cleaned = clean(store, &folder).await;
     let probe = result?;
     cleaned?;
@@ -98,13 +98,14 @@ async fn one_winner(store: &dyn Store, folder: &str) -> Result<(bool, String), S
             }
         }
         let there = match store.get(&key, 64).await {
-            // The bytes of one and the checksum of another: they were written into each other.
+            // The bytes of one create and the checksum of another: two writes were mixed.
             Err(StoreError::Damaged { reason, .. }) => {
                 return Ok((false, format!("in round {round} more than one create was written: {reason}")));
             }
             there => there?,
         };
-        // Two that won are enough; of fewer, each one that is not known might be another.
+        // Two winners are enough to decide. With fewer, each create with an unknown result might be another
+        // winner.
         if let (Some(error), 0..=1) = (unknown, winners.len()) {
             return Err(error);
         }
@@ -116,7 +117,7 @@ async fn one_winner(store: &dyn Store, folder: &str) -> Result<(bool, String), S
                 return Ok((false, format!("in round {round} of {CREATORS} creates of one key {count} won")));
             }
         }
-        // A plain overwrite must be refused as well when the first write is long done.
+        // A plain overwrite must be refused as well, long after the first write.
         if store.create(&key, Bytes::from("late")).await? == Created::Created {
             return Ok((false, format!("in round {round} a create replaced an object that was there")));
         }

@@ -1,6 +1,6 @@
-//! When a request is sent again, and after how long.
+//! Repetition of requests: when, and after which pause.
 //!
-//! Owns: the bounds on attempts and pauses. Does not own: which answers of a back end may be repeated; each back
+//! Owns: the bounds on attempts and pauses. Does not own: which answers of a back end may be repeated. Each back
 //! end sorts its answers first, because repeating a conditional create blindly can turn a success into a loss.
 
 use std::time::Duration;
@@ -9,15 +9,16 @@ use std::time::Duration;
 /// so that the ranks of a job, which all fail at the same moment, do not all come back at the same moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// How often a request is sent at most, the first time included.
+    /// Most attempts of a request, the first included.
     pub attempts: u32,
     pub first_pause: Duration,
     pub longest_pause: Duration,
 }
 
 impl Default for RetryPolicy {
-    /// Six attempts wait 3 s on average and 6.2 s at most: longer than a load balancer's switch, and short enough
-    /// that the caller, who repeats whole uploads for as long as it takes, hears of an outage soon.
+    /// Six attempts wait 3 s on average and 6.2 s at most. The time is longer than a load balancer's switch, and
+    /// short enough that the caller, which repeats whole uploads for as long as it takes, learns of an outage
+    /// soon.
     fn default() -> Self {
         Self { attempts: 6, first_pause: Duration::from_millis(200), longest_pause: Duration::from_secs(5) }
     }
@@ -29,7 +30,7 @@ impl RetryPolicy {
         done < self.attempts
     }
 
-    /// Waits before the next attempt, when `done` attempts were made.
+    /// Waits before the next attempt, after `done` attempts.
     pub(crate) async fn pause(&self, done: u32) {
         tokio::time::sleep(self.pause_after(done, random_fraction())).await;
     }
@@ -41,7 +42,7 @@ impl RetryPolicy {
     }
 }
 
-/// Uniform in [0, 1). Without a random source every pause is the longest, which is only slower.
+/// Returns a number uniform in [0, 1). Without a random source every pause is the longest, which is only slower.
 fn random_fraction() -> f64 {
     getrandom::u32().map_or(1.0, |bits| f64::from(bits) / (f64::from(u32::MAX) + 1.0))
 }

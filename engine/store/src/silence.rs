@@ -1,33 +1,34 @@
-//! Whether a store gives answers at all.
+//! Silence of a store: whether it gives answers at all.
 //!
-//! Owns: since when it gave none, as far as requests have found out. Does not own: the requests, how long each is waited for and how
-//! often it is repeated (each back end).
+//! Owns: since when the store gave none, as far as requests have found out. Does not own: the requests, their time limits and their
+//! repetition (each back end).
 //!
-//! A request is repeated for minutes before whoever waits for it hears of a failure. The first one that got no answer says it at once.
+//! A request is repeated for minutes before its caller gets an error. The first request without an answer reports the silence at once.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A silence that no request has met for so long is forgotten: nobody asks, and so nobody knows. Requests are repeated sooner.
+/// Time after which a silence is forgotten if no further request met it: without requests nothing is known. Requests are repeated
+/// sooner.
 const HOLDS: Duration = Duration::from_secs(60);
 
-/// A store gives no answer.
+/// A period in which a store gives no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Silence {
-    /// When the first request was sent that got none.
+    /// Time when the first request without an answer was sent.
     pub since: Instant,
-    /// When the last one was given up.
+    /// Time when the last such request ended.
     given_up: Instant,
     pub why: String,
 }
 
-/// The marks that requests leave. Each call takes a lock for a moment.
+/// The results of requests. Each call takes a lock for a moment.
 #[derive(Debug, Default)]
 pub(super) struct Answers(Mutex<Heard>);
 
 #[derive(Debug, Default)]
 struct Heard {
-    /// The last answer, whatever it said.
+    /// Time of the last answer, whatever it said.
     answered: Option<Instant>,
     silence: Option<Silence>,
 }
@@ -37,14 +38,15 @@ impl Answers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An answer came, of whatever kind.
+    /// Records an answer, of whatever kind.
     pub(super) fn came(&self, now: Instant) {
         let mut heard = self.lock();
         heard.answered = Some(now);
         heard.silence = None;
     }
 
-    /// A request that was sent at `sent` is given up. Where others were answered since, that request is slow, and not the store silent.
+    /// Records that a request sent at `sent` got no answer in time. If others were answered since, that request is slow, and the store
+    /// not silent.
     pub(super) fn given_up(&self, sent: Instant, now: Instant, why: String) {
         let mut heard = self.lock();
         if heard.answered.is_some_and(|answered| answered >= sent) {
@@ -54,7 +56,7 @@ impl Answers {
         heard.silence = Some(Silence { since, given_up: now, why });
     }
 
-    /// The silence that lasts.
+    /// Returns the present silence, if there is one.
     pub(super) fn silence(&self, now: Instant) -> Option<Silence> {
         let lasts = |silence: &&Silence| now.saturating_duration_since(silence.given_up) < HOLDS;
         self.lock().silence.as_ref().filter(lasts).cloned()

@@ -1,4 +1,4 @@
-//! How fast a new file is written to Tier-1, against a new file on /dev/shm and plain memcpy.
+//! Measures how fast a new file is written to Tier-1, against a new file on /dev/shm and plain memcpy.
 //!
 //! Owns: the measurement. Alternates the three, from equally warm memory, and prints medians as `RESULT name value`
 //! lines. Does not own: the mount (this writes to backing files directly, as passthrough does).
@@ -18,7 +18,7 @@ use tidemark_tier1::{Backing, MediumChoice, Tier1, Tier1Settings};
 
 const WRITE_BYTES: usize = 1 << 20;
 const MEMCPY_BYTES: usize = 256 << 20;
-/// A machine whose memory stays cold for this long says so instead of waiting for ever.
+/// Time after which a machine whose memory stays cold is reported, instead of waiting for ever.
 const WARM_WITHIN: Duration = Duration::from_secs(300);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -74,7 +74,7 @@ fn wait_warm(tier1: &Tier1) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One new file, written by a descriptor of its own; bytes per second.
+/// Writes a new file by a descriptor of its own; returns bytes per second.
 fn write_tier1(
     tier1: &Arc<Tier1>,
     source: &[u8],
@@ -146,7 +146,7 @@ impl Memcpy {
     }
 }
 
-/// The cost of create, with ready files and without.
+/// Measures the cost of create, with ready files and without.
 fn create(tier1: &Arc<Tier1>) -> Result<(), Box<dyn Error>> {
     let mut ready = Vec::new();
     let mut made = Vec::new();

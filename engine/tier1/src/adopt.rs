@@ -1,11 +1,11 @@
-//! Taking over the Tier-1 of a daemon that died: its mounts are open still, its files lie there under their numbers.
+//! Recovery of the Tier-1 of a daemon that died: its mounts are still open, and its files lie there under their numbers.
 //!
-//! Owns: what is found there, and that the budget counts all of it before anything else moves. Does not own: which file
-//! is whose (the namespace's journal says so), who kept the mounts open meanwhile (the keeper).
+//! Owns: the files found there, and that the budget counts all of them before anything else moves. Does not own: which
+//! file is whose (the namespace's journal), keeping the mounts open meanwhile (the keeper).
 //!
-//! Ready files that nobody was given become ready files again; what was written and belongs to nobody is given back.
-//! Bytes of files that were unlinked and that a program still maps have no name any more: they are the difference
-//! between what the file system has in use and what is found, and are counted until it closes.
+//! Unused ready files become ready files again; written files that nothing claims are freed. Unlinked files that a
+//! program still maps have no name any more. Their bytes are the difference between the file system's usage and the found
+//! files, and stay counted until the program closes them.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,13 +25,13 @@ use super::space::Space;
 use super::spill::KeptSpill;
 use super::{Tier1, Tier1Error, lock};
 
-/// What a daemon's Tier-1 lives in, and what its successor needs to go on with it.
+/// The mounts of a daemon's Tier-1, as its successor needs them to go on.
 #[derive(Debug)]
 pub struct KeptMounts {
     pub files: OwnedFd,
     pub ballast: OwnedFd,
     pub journal: OwnedFd,
-    /// The folder and its lock, where there is no tmpfs of our own.
+    /// The folder and its lock, if there is no tmpfs of our own.
     pub folder: Option<(PathBuf, OwnedFd)>,
     pub spill: Option<KeptSpill>,
 }
@@ -49,7 +49,7 @@ struct FoundFile {
 }
 
 impl FoundFile {
-    /// Whether it was zeroed is not known; its writer sees to it.
+    /// Returns the file as a ready file. Whether it was zeroed is unknown, so that is left to its writer.
     fn ready(&self, number: u64) -> ReadyFile {
         let held_bytes = self.held_bytes;
         ReadyFile { number, ready_bytes: held_bytes, held_bytes, zeroed_bytes: held_bytes }
@@ -57,7 +57,7 @@ impl FoundFile {
 }
 
 impl Space {
-    /// Counts every file and every slice of ballast that is there. Must come before anything is made.
+    /// Counts every file and every slice of ballast that exists. Must run before anything is made.
     pub(super) fn find(&self) -> io::Result<()> {
         let mut found = HashMap::new();
         let mut highest = 0;
@@ -83,7 +83,7 @@ impl Space {
         Ok(())
     }
 
-    /// Bytes on the files' tmpfs that no name leads to.
+    /// Returns the bytes on the files' tmpfs that have no name.
     fn unnamed_bytes(&self) -> u64 {
         if !self.medium.walled {
             return 0;
@@ -99,8 +99,8 @@ impl Space {
         used.saturating_sub(named + lingering)
     }
 
-    /// Looks again at what had no name when this daemon began; it only gets less. Writers that allocate between two looks
-    /// at their files make it look like more for a moment.
+    /// Measures again the bytes that had no name when this daemon began; they only become fewer. Writers that allocate
+    /// between two stats of their files make them seem more for a moment.
     pub(super) fn recount_unnamed(&self) -> u64 {
         let counted = self.unnamed.load(Ordering::Relaxed);
         if counted > 0 {
@@ -114,7 +114,7 @@ impl Space {
 }
 
 impl Tier1 {
-    /// What a successor needs; the descriptors stay ours.
+    /// Returns duplicates for a successor; the descriptors stay ours.
     ///
     /// # Errors
     /// When this process may open no more.
@@ -123,7 +123,7 @@ impl Tier1 {
         Ok(KeptMounts { spill, ..self.space.medium.keep()? })
     }
 
-    /// The file of a number, found where a daemon before this one left it; once. None when it is not there.
+    /// Returns the file of a number as an earlier daemon left it; once. None if it does not exist.
     #[must_use]
     pub fn adopt(&self, number: u64) -> Option<Arc<Backing>> {
         if let Some(spilled) = self.space.spill.get().and_then(|spill| spill.adopt(number)) {
@@ -135,7 +135,7 @@ impl Tier1 {
         Some(Arc::new(Backing::new(File::found(Arc::clone(&self.space), ready))))
     }
 
-    /// Nobody claims the rest: ready files are ready again, the others are given back.
+    /// Ends the claims: ready files are ready again, all others are freed.
     pub fn adopt_rest(&self) {
         if let Some(spill) = self.space.spill.get() {
             spill.adopt_rest();
@@ -153,7 +153,7 @@ impl Tier1 {
     }
 }
 
-/// The numbers of the files that are called `<prefix><number>`.
+/// Returns the numbers of the files with the name `<prefix><number>`.
 pub(super) fn numbers(directory: &OwnedFd, prefix: &str) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -166,12 +166,12 @@ pub(super) fn numbers(directory: &OwnedFd, prefix: &str) -> io::Result<Vec<u64>>
     Ok(numbers)
 }
 
-/// The error of a Tier-1 that cannot be taken over.
+/// Makes the error of a Tier-1 that cannot be taken over.
 pub(super) fn failed(source: io::Error) -> Tier1Error {
     Tier1Error::Adopt { source }
 }
 
-/// Whether a directory of the medium is still one: its mount may have been taken away under us.
+/// Checks that a directory of the medium still is one: its mount may have been removed meanwhile.
 pub(super) fn is_alive(directory: &OwnedFd) -> io::Result<()> {
     statat(directory, ".", AtFlags::empty())?;
     Ok(())

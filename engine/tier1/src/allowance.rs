@@ -1,10 +1,10 @@
-//! How long something that costs others may go on: so much at once, and half of all time.
+//! A time limit for activities that cost others: a period at once, and half of all time.
 //!
-//! Owns: the arithmetic. Does not own: what it costs, and who asks.
+//! Owns: the arithmetic. Does not own: the cost, and who uses the limit.
 
 use std::time::{Duration, Instant};
 
-/// What is left of it: it shrinks while it is used, and grows with all other time.
+/// The rest of the allowed time: it shrinks while it is used, and grows with all other time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowance {
     at_once: Duration,
@@ -13,23 +13,23 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// All of `at_once` may be used from `now` on.
+    /// Makes an allowance of which all of `at_once` may be used from `now` on.
     #[must_use]
     pub fn new(at_once: Duration, now: Instant) -> Self {
         Self { at_once, left: at_once, since: now }
     }
 
-    /// The time until `now` was used.
+    /// Counts the time until `now` as used.
     pub fn used(&mut self, now: Instant) {
         self.left = self.left.saturating_sub(self.passed(now));
     }
 
-    /// The time until `now` was not used.
+    /// Counts the time until `now` as not used.
     pub fn rested(&mut self, now: Instant) {
         self.left = (self.left + self.passed(now)).min(self.at_once);
     }
 
-    /// How much longer it may be used.
+    /// Returns how much longer it may be used.
     #[must_use]
     pub fn left(&self) -> Duration {
         self.left

@@ -1,7 +1,7 @@
-//! A backing file as the rest of the engine has it: what the daemon does to it on request, wherever it lies.
+//! A backing file as the rest of the engine uses it: the daemon's operations on it, wherever it lies.
 //!
-//! Owns: where it lies, and the test whether it has come to rest. Does not own: its space and growth (`file`, `spill`), times and modes
-//! as users see them (the namespace).
+//! Owns: the place of the file, and the test whether it is at rest. Does not own: its space and growth (`file`, `spill`), times and
+//! modes as users see them (the namespace).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,18 +16,18 @@ use super::space::PAGE_BYTES;
 use super::spill::SpillFile;
 use super::{Tier1Error, lease};
 
-/// A file of Tier-1, shared by `Arc`. When the last holder (handles, mappings of ours) is gone it is unlinked and its
-/// pages go back to the ballast, or, while another process has it open or mapped, are counted until that ends.
+/// A file of Tier-1, shared by `Arc`. When the last holder (handles, mappings of ours) is gone, the file is unlinked and its pages go back
+/// to the ballast. While another process has it open or mapped, they stay counted until that ends.
 ///
-/// Holds no descriptor while nobody writes: it is opened by its number for each call that needs one, and a process that
-/// may have 20,000 files open can hold 100,000 of these (`engine/design/0008-small-files.md`).
+/// A `Backing` holds no descriptor while no writer has it open: each call that needs one opens it by its number. A process that may have
+/// 20,000 files open can therefore hold 100,000 of these (`engine/design/0008-small-files.md`).
 #[derive(Debug)]
 pub struct Backing {
     place: Place,
 }
 
-/// The mtime of a backing file that was not written since [`Backing::mark_unwritten`]: no clock stamps a write with the first
-/// nanosecond of 1970.
+/// The mtime of a backing file that was not written since [`Backing::mark_unwritten`]. No clock stamps a write with the first nanosecond
+/// of 1970.
 pub const UNWRITTEN_NS: i64 = 1;
 
 /// Whether a file was not written since [`Backing::mark_unwritten`].
@@ -35,26 +35,26 @@ pub(super) fn is_unwritten(stat: &Stat) -> bool {
     stat.st_mtime == 0 && stat.st_mtime_nsec == UNWRITTEN_NS.cast_unsigned()
 }
 
-/// The time that utimensat(2) sets for it.
+/// Returns the times that utimensat(2) sets for that.
 pub(super) fn unwritten() -> Timestamps {
     let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
     Timestamps { last_access, last_modification: Timespec { tv_sec: 0, tv_nsec: UNWRITTEN_NS } }
 }
 
-/// Where a file lies, from its creation to its end.
+/// The place of a file, from its creation to its end.
 #[derive(Debug)]
 enum Place {
     Memory(Arc<File>),
     Spill(Arc<SpillFile>),
 }
 
-/// Size, times and space as the file system gives them.
+/// Size, times and space as the file system reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackingStat {
     pub size_bytes: u64,
     pub mtime_ns: i64,
     pub ctime_ns: i64,
-    /// In units of 512 bytes; space made ready beyond the end is not shown.
+    /// In units of 512 bytes; space made ready beyond the end is not included.
     pub blocks_512: u64,
 }
 
@@ -67,14 +67,14 @@ impl Backing {
         Self { place: Place::Spill(file) }
     }
 
-    /// Whether it lies in the spill and not in memory.
+    /// Whether the file lies in the spill and not in memory.
     #[must_use]
     pub fn is_spilled(&self) -> bool {
         matches!(self.place, Place::Spill(_))
     }
 
-    /// Alive until a file in memory has been dropped and the budget knows; none where it is in the spill. A `Weak` of the `Backing`
-    /// is dead before that, when the drop begins.
+    /// Returns a token that lives until a file in memory has been dropped and the budget knows; none if the file is in the spill. A
+    /// `Weak` of the `Backing` is dead before that, when the drop begins.
     #[must_use]
     pub fn counted(&self) -> Option<Weak<()>> {
         match &self.place {
@@ -90,7 +90,7 @@ impl Backing {
         }
     }
 
-    /// Unique in this Tier-1, never used again. The file is called `f-<number>`.
+    /// Returns a number that is unique in this Tier-1 and never used again. The file's name is `f-<number>`.
     #[must_use]
     pub fn number(&self) -> u64 {
         match &self.place {
@@ -99,8 +99,8 @@ impl Backing {
         }
     }
 
-    /// A new O_RDONLY descriptor, for FUSE's registration. Close it soon; one that outlives the `Backing` keeps the
-    /// bytes counted as lingering.
+    /// Opens a new O_RDONLY descriptor, for FUSE's registration. Close it soon: if it outlives the `Backing`, the bytes stay counted as
+    /// lingering.
     pub fn read_fd(&self) -> io::Result<OwnedFd> {
         match &self.place {
             Place::Memory(file) => file.read_fd(),
@@ -108,7 +108,7 @@ impl Backing {
         }
     }
 
-    /// Where this machine's root can open the file without the mount, for as long as this process lives and has it.
+    /// Returns the path by which this machine's root can open the file without the mount, while this process lives and has the file.
     #[must_use]
     pub fn host_path(&self) -> String {
         match &self.place {
@@ -117,12 +117,12 @@ impl Backing {
         }
     }
 
-    /// What the file system has allocated for it, space made ready beyond its end included.
+    /// Returns how many bytes the file system has allocated for the file, including space made ready beyond its end.
     pub fn allocated_bytes(&self) -> io::Result<u64> {
         Ok(self.look()?.st_blocks.cast_unsigned() * 512)
     }
 
-    /// One look at the file by its name.
+    /// Stats the file once, by its name.
     pub fn stat(&self) -> io::Result<BackingStat> {
         let stat = self.look()?;
         let size_bytes = stat.st_size.cast_unsigned();
@@ -137,11 +137,11 @@ impl Backing {
         })
     }
 
-    /// Gives the file an mtime that no write gives, so that the next write shows, also within one tick of the kernel's clock. Until then
-    /// no space is made ready ahead of its writers, which would move the time. Waits for what is being made ready now.
+    /// Sets an mtime that no write sets, so that the next write is noticed even within one tick of the kernel's clock. Until that write
+    /// no space is made ready ahead of writers, because that would move the time. Waits for space that is being made ready now.
     ///
     /// # Errors
-    /// As utimensat(2).
+    /// The errors of utimensat(2).
     pub fn mark_unwritten(&self) -> io::Result<()> {
         match &self.place {
             Place::Memory(file) => file.mark_unwritten(),
@@ -157,16 +157,16 @@ impl Backing {
     /// Fills `buffer`, with one descriptor for all of it.
     ///
     /// # Errors
-    /// `UnexpectedEof` when the file ends before.
+    /// `UnexpectedEof` if the file ends before.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         std::fs::File::from(self.read_fd()?).read_exact_at(buffer, offset)
     }
 
-    /// Writes up to `bytes.len()` bytes, with space made ready first. Opens a descriptor for the call unless
-    /// [`Self::begin_growth`] is in force.
+    /// Writes up to `bytes.len()` bytes, after making space ready. Opens a descriptor for the call unless [`Self::begin_growth`] is in
+    /// force.
     ///
     /// # Errors
-    /// `StorageFull` when the budget has no room.
+    /// `StorageFull` if the budget has no room.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         match &self.place {
             Place::Memory(file) => file.write_at(bytes, offset),
@@ -174,8 +174,8 @@ impl Backing {
         }
     }
 
-    /// Sets the size. Growing is admitted and made ready in the background; shrinking gives pages back at
-    /// once; the present size changes nothing, so O_TRUNC of a fresh file keeps its ready space.
+    /// Sets the size. Growth is admitted, and made ready in the background; shrinking frees pages at once. The present size changes
+    /// nothing, so O_TRUNC of a new file keeps its ready space.
     pub fn set_len(&self, bytes: u64) -> Result<(), Tier1Error> {
         match &self.place {
             Place::Memory(file) => file.set_len(bytes),
@@ -186,7 +186,7 @@ impl Backing {
     /// Promises, as a prediction does, that the file may reach `bytes`.
     ///
     /// # Errors
-    /// [`Tier1Error::NoSpace`] when that is not available; nothing is promised then.
+    /// [`Tier1Error::NoSpace`] if that is not available; then nothing is promised.
     pub fn reserve(&self, bytes: u64) -> Result<(), Tier1Error> {
         match &self.place {
             Place::Memory(file) => file.plan(bytes),
@@ -194,7 +194,7 @@ impl Backing {
         }
     }
 
-    /// `fallocate(2)` with no flag, `KEEP_SIZE`, `PUNCH_HOLE | KEEP_SIZE` or `ZERO_RANGE` (with or without `KEEP_SIZE`).
+    /// Performs `fallocate(2)` with no flag, `KEEP_SIZE`, `PUNCH_HOLE | KEEP_SIZE` or `ZERO_RANGE` (with or without `KEEP_SIZE`).
     pub fn allocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> Result<(), Tier1Error> {
         match &self.place {
             Place::Memory(file) => file.allocate(mode, offset, len),
@@ -202,22 +202,22 @@ impl Backing {
         }
     }
 
-    /// Gives back `offset..offset + len`, which then reads as zeros; the size stays.
+    /// Frees `offset..offset + len`, which then reads as zeros; the size stays.
     pub fn punch(&self, offset: u64, len: u64) -> Result<(), Tier1Error> {
         self.allocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
     }
 
-    /// Maps exactly the present size, read-only. See [`Mapping`] for the one hazard. Holes are filled first: reading one
-    /// through a mapping takes a page, and where the budget has none left that is SIGBUS.
+    /// Maps exactly the present size, read-only. See [`Mapping`] for the one hazard. Holes are filled first: reading one through a
+    /// mapping takes a page, and if the budget has none left, that is SIGBUS.
     ///
     /// # Errors
-    /// `StorageFull` when the budget has no room for the holes.
+    /// `StorageFull` if the budget has no room for the holes.
     pub fn map(&self) -> io::Result<Mapping> {
         let fd = self.read_fd()?;
         let stat = fstat(&fd)?;
         let size_bytes = stat.st_size.cast_unsigned();
         let sparse = stat.st_blocks.cast_unsigned() * 512 < size_bytes;
-        // On a disk a hole is read as zeros that need no block.
+        // On a disk a hole reads as zeros that need no block.
         if let Place::Memory(file) = &self.place
             && sparse
             && file.space.capabilities.preallocation.works
@@ -227,7 +227,7 @@ impl Backing {
         self.mapping(&fd, size_bytes)
     }
 
-    /// The same for who reads only what is written: holes are not filled.
+    /// Maps the file for a reader of written parts only: holes are not filled.
     pub fn map_written(&self) -> io::Result<Mapping> {
         let fd = self.read_fd()?;
         self.mapping(&fd, fstat(&fd)?.st_size.cast_unsigned())
@@ -240,8 +240,8 @@ impl Backing {
         }
     }
 
-    /// True while any writable handle or writable shared mapping lives, in any process; a write through this
-    /// type and growth that has begun count too.
+    /// Returns true while any writable handle or writable shared mapping lives, in any process; a write through this type and growth
+    /// that has begun count too.
     pub fn writable_elsewhere(&self) -> io::Result<bool> {
         let file = match &self.place {
             Place::Memory(file) => file,
@@ -254,7 +254,8 @@ impl Backing {
         lease::writable_elsewhere(file.read_fd()?.as_fd())
     }
 
-    /// The file was opened for writing: space is made ready ahead of its end until as many ends. Nests.
+    /// Notes that the file was opened for writing: space is made ready ahead of its end until as many calls of [`Self::end_growth`].
+    /// Nests.
     pub fn begin_growth(&self) {
         match &self.place {
             Place::Memory(file) => file.begin_growth(),
@@ -262,10 +263,10 @@ impl Backing {
         }
     }
 
-    /// One writer is gone. After the last, nothing touches the file's times any more.
+    /// Notes that a writer is gone. After the last one, the file's times no longer change.
     ///
     /// # Panics
-    /// When more ends than begins: our own error.
+    /// If there are more ends than begins, which is our own error.
     pub fn end_growth(&self) {
         match &self.place {
             Place::Memory(file) => file.end_growth(),
@@ -273,10 +274,10 @@ impl Backing {
         }
     }
 
-    /// Gives back what lies beyond the end. For a file at rest (the seal), live mappings do no harm.
+    /// Frees the space beyond the end. For a file at rest (the seal), live mappings do no harm.
     ///
     /// # Errors
-    /// `ResourceBusy` while growth is in force: the end could move into what is given back.
+    /// `ResourceBusy` while growth is in force: the end could move into the freed space.
     pub fn trim(&self) -> io::Result<()> {
         match &self.place {
             Place::Memory(file) => file.trim(),
@@ -284,7 +285,7 @@ impl Backing {
         }
     }
 
-    /// What the budget counts for this file, in bytes.
+    /// Returns how many bytes the budget counts for this file.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         match &self.place {

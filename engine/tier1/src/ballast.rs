@@ -1,10 +1,10 @@
 //! The ballast: memory of the budget that no file uses, kept allocated and touched so that it stays ours.
 //!
-//! A virtual machine hands freed pages back to its host, and a save then pays for each of them again. So free memory is
-//! held in files on a tmpfs of its own, in 2 MiB folios, and moves to a backing file slice by slice: punch here,
-//! allocate there, on one CPU, whose free list hands the same folio out again.
+//! A virtual machine hands freed pages back to its host, and a save then pays for each of them again. Free memory is
+//! therefore held in files on a tmpfs of its own, in 2 MiB folios. Such memory moves to a backing file slice by slice: punch
+//! here, allocate there, on one CPU, whose free list hands the same folio out again.
 //!
-//! Owns: those files. Does not own: the sum (`budget`), when to fill and when to give up (`worker`).
+//! Owns: those files. Does not own: the sum (`budget`), when to fill and when to free (`worker`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,13 +16,13 @@ use rustix::io::pwrite;
 
 use super::lock;
 
-/// One folio of the largest size: what moves at once. Smaller pieces would be split and lose their warmth.
+/// Size of a folio of the largest kind, which moves as a whole. Smaller pieces would be split and lose their warmth.
 pub(super) const SLICE_BYTES: u64 = 2 << 20;
 
 /// Slices in one ballast file: one bit each of a word, and few enough descriptors for a large Tier-1.
 const SLICES_PER_FILE: u32 = 64;
 
-/// A stack of files; slices are taken from the last. None of the files is empty unless a slice of it is being made.
+/// A stack of files; slices are taken from the last. A file is empty only while a slice of it is being made.
 #[derive(Debug)]
 pub(super) struct Ballast {
     directory: OwnedFd,
@@ -30,7 +30,7 @@ pub(super) struct Ballast {
     next_number: AtomicU64,
 }
 
-/// Named `b-<number>`, so that a restarted daemon finds it and nothing goes cold.
+/// A file of the ballast. The name is `b-<number>`, so that a restarted daemon finds it and nothing goes cold.
 #[derive(Debug)]
 struct BallastFile {
     number: u64,
@@ -41,7 +41,7 @@ struct BallastFile {
     making: u64,
 }
 
-/// A slice that is being made: it cannot be taken yet, every other can. Ends with [`Ballast::add`].
+/// A slice that is being made: it cannot be taken yet, but all others can. Ends with [`Ballast::add`].
 #[derive(Debug)]
 pub(super) struct NewSlice {
     file: Arc<OwnedFd>,
@@ -49,12 +49,12 @@ pub(super) struct NewSlice {
 }
 
 impl Ballast {
-    /// An empty one in `directory`.
+    /// Makes an empty ballast in `directory`.
     pub(super) fn new(directory: OwnedFd) -> Self {
         Self { directory, files: Mutex::default(), next_number: AtomicU64::new(1) }
     }
 
-    /// Takes up the files that a daemon before this one left, by their numbers; gives how many slices can be taken.
+    /// Recovers the files that an earlier daemon left, by their numbers, and returns how many slices can be taken.
     /// Slices that were never touched are freed.
     pub(super) fn adopt(&self, numbers: Vec<u64>) -> io::Result<u64> {
         let mut slices = 0;
@@ -80,7 +80,7 @@ impl Ballast {
         }
     }
 
-    /// Allocates one more slice; the caller has taken it from the budget.
+    /// Allocates one more slice, which the caller has taken from the budget.
     pub(super) fn begin(&self) -> io::Result<NewSlice> {
         let slice = {
             let mut files = lock(&self.files);
@@ -107,7 +107,7 @@ impl Ballast {
         }
     }
 
-    /// From now on the slice can be taken.
+    /// Makes the slice available.
     pub(super) fn add(&self, slice: &NewSlice) {
         self.end(slice, true);
     }
@@ -120,7 +120,7 @@ impl Ballast {
         file.filled |= u64::from(filled) << slice.index;
     }
 
-    /// Frees one slice on this CPU; false when there is none. The caller settles the budget.
+    /// Frees one slice on this CPU; false if there is none. The caller settles the budget.
     pub(super) fn pop_slice(&self) -> bool {
         let mut files = lock(&self.files);
         // An empty file with a slice in the making may lie above files that hold some.
@@ -140,10 +140,10 @@ impl Ballast {
     }
 }
 
-/// A bit for each slice of a file that was touched; the others are freed.
+/// Frees the slices of a file that were never touched, and returns a bit for each of the others.
 fn free_untouched(file: &OwnedFd) -> io::Result<u64> {
-    // Nearly all files are whole: one call instead of one a slice, of which a terabyte has half a million. Where folios
-    // are small it would look at each, and costs more.
+    // Nearly all files are whole: one call instead of one a slice, of which a terabyte has half a million. If folios
+    // are small, the call would check each of them, and costs more.
     let large = rustix::fs::fstat(file)?.st_blksize.cast_unsigned() >= SLICE_BYTES;
     if large
         && seek(file, SeekFrom::Hole(0)).is_ok_and(|hole| hole >= u64::from(SLICES_PER_FILE) * SLICE_BYTES)

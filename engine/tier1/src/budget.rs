@@ -1,16 +1,16 @@
-//! The budget: one sum with one addend per user of Tier-1 memory, and what may still be promised out of it.
+//! The budget: one sum with one addend per user of Tier-1 memory, and the rest that may still be promised.
 //!
-//! Owns: the numbers and the rule that their sum never passes the size. Pure: no file, no clock, no lock.
-//! Does not own: where the bytes lie, nor who gives way when the sum is full (`space`).
+//! Owns: the numbers and the rule that their sum never passes the size. Pure: no file, no clock, no lock. Does not own:
+//! where the bytes lie, which memory gives way when the sum is full (`space`).
 
-/// Who holds memory of the budget. The journal is the fifth user; its share is fixed at the start.
+/// A user of the budget's memory. The journal is the fifth user; its share is fixed at the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum User {
-    /// Backing files that somebody may open: written bytes and the space made ready ahead of their writers.
+    /// Backing files that can be opened: written bytes and the space made ready ahead of their writers.
     Files,
     /// Unlinked files that a mapping or a descriptor of another process still keeps alive.
     Lingering,
-    /// Ready files nobody has been given yet, and spent files on their way back to the ballast.
+    /// Ready files that no create has taken yet, and spent files on their way back to the ballast.
     Pool,
     /// Touched memory that no file uses.
     Ballast,
@@ -25,9 +25,10 @@ pub(super) struct Budget {
     lingering_bytes: u64,
     pool_bytes: u64,
     ballast_bytes: u64,
-    /// Predicted or announced growth of open files that they do not hold yet. Not memory, so not in the sum.
+    /// Predicted or announced growth of open files that they do not hold yet. A promise is no memory, so not in the sum.
     promised_bytes: u64,
-    /// What files and lingering files gave up since the start. Only rises: two equal readings mean that nothing moved.
+    /// Bytes that files and lingering files have released since the start. Only rises: two equal readings mean that
+    /// nothing moved.
     released_bytes: u64,
 }
 
@@ -84,25 +85,25 @@ impl Budget {
         self.journal_bytes + self.files_bytes + self.lingering_bytes + self.pool_bytes + self.ballast_bytes
     }
 
-    /// Memory of the budget that nobody holds.
+    /// Returns the memory of the budget that no user holds.
     pub(super) fn free(&self) -> u64 {
         self.size_bytes - self.sum()
     }
 
-    /// What may still be promised: pool and ballast give way to files, so they do not count.
+    /// Returns how much may still be promised: pool and ballast give way to files, so they do not count.
     pub(super) fn available(&self) -> u64 {
         (self.size_bytes - self.journal_bytes - self.files_bytes - self.lingering_bytes)
             .saturating_sub(self.promised_bytes)
     }
 
-    /// What is promised and does not fit on the files' own tmpfs yet: it holds the pool's files too, and knows nothing of
-    /// our giving them up.
+    /// Returns how much of the promises does not fit on the files' own tmpfs yet. The tmpfs also holds the pool's files,
+    /// and does not know that they would give way.
     pub(super) fn promised_beyond_wall(&self) -> u64 {
         let held = self.journal_bytes + self.files_bytes + self.lingering_bytes + self.pool_bytes;
         self.promised_bytes.saturating_sub(self.size_bytes - held)
     }
 
-    /// Takes `bytes` out of the free memory for `user`; false, and nothing changes, when there is less.
+    /// Takes `bytes` out of the free memory for `user`; false, without a change, if there is less.
     #[must_use]
     pub(super) fn take(&mut self, user: User, bytes: u64) -> bool {
         if bytes > self.free() {
@@ -113,7 +114,7 @@ impl Budget {
         true
     }
 
-    /// Takes what there is, up to `bytes`, and says how much.
+    /// Takes up to `bytes` of the free memory, and returns how much.
     #[must_use]
     pub(super) fn take_up_to(&mut self, user: User, bytes: u64) -> u64 {
         let granted = bytes.min(self.free());
@@ -137,7 +138,7 @@ impl Budget {
         self.check();
     }
 
-    /// Promises growth to an open file; false when it does not fit beside what is held and promised.
+    /// Promises growth to an open file; false if it does not fit beside all that is held and promised.
     #[must_use]
     pub(super) fn promise(&mut self, bytes: u64) -> bool {
         if bytes > self.available() {
@@ -147,7 +148,7 @@ impl Budget {
         true
     }
 
-    /// A promise was kept (the file holds the bytes now) or is no longer wanted.
+    /// Ends a promise that was kept (the file holds the bytes now) or is no longer wanted.
     pub(super) fn withdraw(&mut self, bytes: u64) {
         assert!(self.promised_bytes >= bytes, "{bytes} bytes withdrawn, {} promised", self.promised_bytes);
         self.promised_bytes -= bytes;

@@ -1,31 +1,31 @@
-//! How what is done in the background gives way to programs that ask for something.
+//! Courtesy of background work, which gives way to programs that make requests.
 //!
-//! Owns: that a program has asked, and for how long its next question is waited for. Does not own: how much of the time
+//! Owns: that a program has made a request, and how long its next one is waited for. Does not own: the share of the time
 //! (`allowance`), the work that gives way.
 //!
-//! The scheduler alone does not do it: a processor that touches or hashes memory is taken from that at once at best, and a program
-//! that opens a model asks for something a dozen times, computing in between.
+//! The scheduler alone does not do it: at best, a processor that touches or hashes memory is taken from that work at once. But a
+//! program that opens a model makes a dozen requests, and computes in between.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::allowance::Allowance;
 
-/// Requests that follow each other within this are one thing that a program does, such as opening a model: it is given way.
+/// Longest gap between requests that belong to one action of a program, such as opening a model; for that time work gives way.
 pub const QUIET: Duration = Duration::from_millis(5);
 
-/// How many times programs have asked for something.
+/// Number of requests that programs have made.
 #[derive(Debug, Default)]
 pub struct Asked(AtomicU64);
 
 impl Asked {
-    /// Costs a relaxed add.
+    /// Counts a request. Costs a relaxed add.
     pub fn now(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// When one kind of work gives way: for a while at once, and half of the time, however much is asked.
+/// The rule for one kind of work: it gives way for a while at once, and for half of the time, however many requests come.
 #[derive(Debug)]
 pub struct Courtesy {
     allowance: Allowance,
@@ -39,7 +39,7 @@ impl Courtesy {
         Self { allowance: Allowance::new(at_once, now), seen: 0, heard: None, gave_way: false }
     }
 
-    /// Whether the work waits now. Costs a load; to be asked often while it waits.
+    /// Whether the work waits now. Costs a load; to be called often while it waits.
     pub fn gives_way(&mut self, asked: &Asked, now: Instant) -> bool {
         let times = asked.0.load(Ordering::Relaxed);
         if std::mem::replace(&mut self.seen, times) != times {

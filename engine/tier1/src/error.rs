@@ -1,6 +1,6 @@
-//! What can fail in Tier-1, with the numbers that were in play and what to do about it.
+//! Errors of Tier-1, with their numbers and remedies.
 //!
-//! Owns: [`Tier1Error`]. Does not own: plain reads and writes, which answer `io::Result`.
+//! Owns: [`Tier1Error`]. Does not own: plain reads and writes, which return `io::Result`.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use tidemark_protocol::error::ErrorKind;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Tier1Error {
-    /// The size asked for cannot hold even the journal and one file.
+    /// The configured size cannot hold even the journal and one file.
     #[error("tier-1 of {size_bytes} bytes is below the least of {least_bytes}: raise --tier1")]
     TooSmall { size_bytes: u64, least_bytes: u64 },
     /// The private tmpfs could not be made and no other medium was allowed.
@@ -24,13 +24,13 @@ pub enum Tier1Error {
     /// The directory medium could not be prepared.
     #[error("tier-1: {step} {path} failed: {source}; give a writable directory on a tmpfs", path = path.display())]
     Directory { step: &'static str, path: PathBuf, source: io::Error },
-    /// What an earlier daemon left cannot be gone on with.
+    /// The mounts of an earlier daemon cannot be used.
     #[error("tier-1: the mounts of the daemon before cannot be taken over: {source}; start without them")]
     Adopt { source: io::Error },
     /// A background thread could not be started.
     #[error("tier-1: starting thread {name} failed: {source}; raise the limit on threads")]
     Thread { name: &'static str, source: io::Error },
-    /// The bytes do not fit beside what is held and promised.
+    /// The bytes do not fit beside all that is held and promised.
     #[error(
         "tier-1: {wanted_bytes} bytes wanted, {available_bytes} of {size_bytes} available: \
          reclaim host copies or raise --tier1"
@@ -42,7 +42,7 @@ pub enum Tier1Error {
         path = path.display()
     )]
     Spill { step: &'static str, path: PathBuf, source: io::Error },
-    /// Memory has no room, and the spill neither.
+    /// Neither memory nor the spill has room.
     #[error(
         "the spill: {wanted_bytes} bytes wanted, {available_bytes} of {size_bytes} available: raise spill.budget, or free \
          the disk"
@@ -58,7 +58,8 @@ pub enum Tier1Error {
     Resize { step: &'static str, number: u64, offset_bytes: u64, len_bytes: u64, source: io::Error },
 }
 
-/// This process, or the machine, has as many files open as it may: raising the limit helps, trying again may.
+/// Whether this process, or the machine, has as many files open as allowed: raising the limit helps, trying
+/// again may.
 #[must_use]
 pub fn is_descriptor_limit(error: &io::Error) -> bool {
     use rustix::io::Errno;
@@ -68,7 +69,7 @@ pub fn is_descriptor_limit(error: &io::Error) -> bool {
 }
 
 impl From<Tier1Error> for io::Error {
-    /// As plain reads and writes say it.
+    /// Converts the error to the form of plain reads and writes.
     fn from(error: Tier1Error) -> Self {
         let full = error.kind() == ErrorKind::NoSpace;
         Self::new(if full { io::ErrorKind::StorageFull } else { io::ErrorKind::Other }, error)
@@ -76,7 +77,7 @@ impl From<Tier1Error> for io::Error {
 }
 
 impl Tier1Error {
-    /// What makes a [`Tier1Error::Resize`] of a system call's error, in memory and in the spill.
+    /// Makes a [`Tier1Error::Resize`] of a system call's error, in memory and in the spill.
     pub(super) fn resize<E: Into<io::Error>>(
         number: u64,
         step: &'static str,
@@ -95,7 +96,7 @@ impl Tier1Error {
         }
     }
 
-    /// What the caller should do.
+    /// Returns the reaction expected of the caller.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

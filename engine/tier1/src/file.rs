@@ -1,6 +1,6 @@
-//! A file of Tier-1 in memory: its space, its growth, and where its pages go when it is dropped.
+//! A file of Tier-1 in memory: its space, its growth, and the way of its pages when it is dropped.
 //!
-//! Owns: how much of a file is allocated, counted and promised. Does not own: the handle that others have (`backing`), whose memory
+//! Owns: how much of a file is allocated, counted and promised. Does not own: the engine's handle for it (`backing`), which memory
 //! gives way (`space`), when space is made ready (`run_ahead`).
 
 use std::io;
@@ -20,14 +20,14 @@ use super::pool::ReadyFile;
 use super::space::{BATCH_BYTES, PAGE_BYTES, RUN_AHEAD_MIN_BYTES, Space};
 use super::{Tier1Error, lock};
 
-/// All leads together take at most this part of what is available: a surplus cannot be taken back from a file that is
-/// being written (its end may move into it meanwhile).
+/// All leads together take at most this part of the available memory: a surplus cannot be taken back from a file that is being
+/// written (its end may move into it meanwhile).
 const RUN_AHEAD_SHARE: u64 = 4;
 
-/// A write further than this behind the ready space leaves a hole instead of filling it.
+/// If a write begins further than this behind the ready space, it leaves a hole instead of filling it.
 const HOLE_BYTES: u64 = RUN_AHEAD_STEP_BYTES;
 
-/// Made ready under one hold of a file's lock, so that close never waits for more than this.
+/// Bytes made ready under one hold of a file's lock, so that close never waits for more than this.
 const STRIDE_BYTES: u64 = BATCH_BYTES;
 
 #[derive(Debug)]
@@ -35,37 +35,37 @@ pub(super) struct File {
     pub(super) space: Arc<Space>,
     pub(super) number: u64,
     growth: Mutex<Growth>,
-    /// Closes, and calls that set the file's time, that wait for the lock: run-ahead stops between two strides.
+    /// Number of closes, and of calls that set the file's time, that wait for the lock: run-ahead stops between two strides.
     ending: AtomicU32,
-    /// Dropped after `Drop` has run, when the budget counts the bytes where they are from then on.
+    /// Token dropped after `Drop` has run, when the budget counts the bytes at their new place.
     pub(super) counted: Arc<()>,
 }
 
 #[derive(Debug)]
 pub(super) struct Growth {
     writers: u32,
-    /// Kept from the first need until the last writer is gone, then none: a write descriptor of ours would
-    /// look like a writer to the seal test.
+    /// Kept from the first need until the last writer is gone, then none: our own write descriptor would look like a writer to the
+    /// seal test.
     pub(super) write_fd: Option<Arc<OwnedFd>>,
-    /// What the budget counts for this file.
+    /// Bytes that the budget counts for this file.
     pub(super) held_bytes: u64,
-    /// We allocated everything before this offset and nothing of it was given back since, so a write below it needs no
-    /// room. Never moves over a gap, which a write of somebody else's may have left.
+    /// Everything before this offset was allocated by us, and none of it was freed since, so a write below it needs no room. The
+    /// offset never moves over a gap, which a program's write may have left.
     ready_to: u64,
-    /// Where our allocations end; there may be gaps before. Run-ahead goes on from here, trim gives back up to here.
+    /// The end of our allocations; there may be gaps before it. Run-ahead goes on from here, trim frees up to here.
     led_to: u64,
-    /// The size that was predicted or announced; 0 when none.
+    /// The size that was predicted or announced; 0 if there is none.
     planned_to: u64,
-    /// How far a file of unknown size may count on room; not made ready before it grows. 0 where there is no spill.
+    /// The size up to which a file of unknown size may count on room; not made ready before it grows. 0 if there is no spill.
     allowed_to: u64,
-    /// The part of the plan, or of what is allowed, that the budget still promises.
+    /// The part of the plan, or of the allowed size, that the budget still promises.
     promised_bytes: u64,
     last_size: u64,
     last_look: Instant,
 }
 
 impl Growth {
-    /// `given` bytes from `from` on were allocated.
+    /// Notes that `given` bytes from `from` on were allocated.
     fn led(&mut self, from: u64, given: u64) {
         let to = from + given;
         if from <= self.ready_to {
@@ -74,7 +74,7 @@ impl Growth {
         self.led_to = self.led_to.max(to);
     }
 
-    /// Nothing is allocated at or beyond `end` any more.
+    /// Notes that nothing is allocated at or beyond `end` any more.
     fn end_at(&mut self, end: u64) {
         self.ready_to = self.ready_to.min(end);
         self.led_to = self.led_to.min(end);
@@ -99,7 +99,7 @@ impl File {
         Arc::new(Self { space, number: ready.number, growth, ending, counted })
     }
 
-    /// A file that lies there already. Where its ready space has gaps is not known, so nothing counts as ready.
+    /// Makes a file that exists already. Because gaps in its ready space are unknown, nothing counts as ready.
     pub(super) fn found(space: Arc<Space>, found: ReadyFile) -> Arc<Self> {
         let led_to = found.held_bytes;
         let file = Self::new(space, ReadyFile { ready_bytes: 0, ..found });
@@ -111,7 +111,7 @@ impl File {
         self.space.open_for_reading(self.number)
     }
 
-    /// Size, times and space, by name: its name goes only when the file is dropped.
+    /// Stats the file by its name, which goes only when the file is dropped.
     pub(super) fn look(&self) -> io::Result<Stat> {
         self.space.look(self.number)
     }
@@ -120,7 +120,7 @@ impl File {
         lock(&self.growth)
     }
 
-    /// Promises that the file may reach `bytes`; run-ahead makes it so once writing begins.
+    /// Promises that the file may reach `bytes`; run-ahead makes them ready once writing begins.
     pub(super) fn plan(&self, bytes: u64) -> Result<(), Tier1Error> {
         self.plan_locked(&mut self.growth(), bytes)
     }
@@ -136,7 +136,7 @@ impl File {
         Ok(())
     }
 
-    /// Keeps room for a file of unknown size until it is closed: others are not admitted onto it.
+    /// Keeps room for a file of unknown size until it is closed: no other file is admitted onto it.
     pub(super) fn allow(&self, bytes: u64) -> Result<(), Tier1Error> {
         let mut growth = self.growth();
         let planned_to = growth.planned_to;
@@ -172,7 +172,7 @@ impl File {
             let held_bytes = growth.held_bytes;
             drop(growth);
             self.space.run_ahead.forget(self.number);
-            // Small files are closed very often, and only a spill wants to know.
+            // Small files are closed very often, and only a spill needs this.
             if self.space.spill.get().is_some() {
                 let short = expected + SLICE_BYTES < held_bytes && self.space.is_short();
                 let size_bytes = self.look().map_or(0, |stat| stat.st_size.cast_unsigned());
@@ -181,13 +181,13 @@ impl File {
         }
     }
 
-    /// Brings the count to what the file holds, and its promise to what its plan still lacks.
+    /// Sets the count to the bytes that the file holds, and its promise to the lacking part of its plan.
     fn settle(&self, growth: &mut Growth) {
         let actual_bytes = self.actual_bytes(growth);
         self.settle_at(growth, actual_bytes);
     }
 
-    /// What the file holds; what is counted for it where it cannot be looked at.
+    /// Returns the bytes that the file holds; if it cannot be examined, the counted ones.
     fn actual_bytes(&self, growth: &Growth) -> u64 {
         match self.look() {
             Ok(stat) => stat.st_blocks.cast_unsigned() * 512,
@@ -198,7 +198,7 @@ impl File {
         }
     }
 
-    /// As [`Self::settle`], for a caller that has looked.
+    /// As [`Self::settle`], for a caller that has examined the file.
     fn settle_at(&self, growth: &mut Growth, actual_bytes: u64) {
         growth.held_bytes = self.space.settle(User::Files, growth.held_bytes, actual_bytes);
         let lacking = growth.planned_to.max(growth.allowed_to).saturating_sub(growth.held_bytes);
@@ -219,7 +219,7 @@ impl File {
         Ok(fd)
     }
 
-    /// See [`super::Backing::mark_unwritten`]. Whoever makes space ready holds the lock from its look at the time on.
+    /// See [`super::Backing::mark_unwritten`]. The code that makes space ready holds the lock from its check of the time on.
     pub(super) fn mark_unwritten(&self) -> io::Result<()> {
         self.ending.fetch_add(1, Ordering::Relaxed);
         let growth = self.growth();
@@ -229,9 +229,10 @@ impl File {
         marked
     }
 
-    /// Makes more space ready if the file has come near the end of it. True when the file grew since the last look.
+    /// Makes more space ready if the file has come near the end of its ready space. Returns true if the file grew since the last
+    /// look.
     ///
-    /// `files` is how many are growing; `poll_ms` how long the caller means to wait before the next look.
+    /// `files` is how many are growing; `poll_ms` is how long the caller means to wait before the next look.
     pub(super) fn run_ahead(&self, files: u64, poll_ms: u64) -> bool {
         let mut growth = self.growth();
         if growth.writers == 0 {
@@ -242,7 +243,7 @@ impl File {
         let actual = stat.st_blocks.cast_unsigned() * 512;
         let grew = size > growth.last_size || actual > growth.held_bytes;
         let elapsed_us = u64::try_from(growth.last_look.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
-        // The time between two looks is what it was, which on a busy machine is more than what was meant.
+        // Uses the real time between two looks, which on a busy machine is longer than the intended one.
         let look_us = elapsed_us.max(poll_ms * 1000);
         let per_look = size.saturating_sub(growth.last_size).saturating_mul(look_us) / elapsed_us;
         growth.last_size = size;
@@ -250,7 +251,7 @@ impl File {
         if actual != growth.held_bytes {
             self.settle_at(&mut growth, actual);
         }
-        // Making space ready moves the mtime. A program has set that, and it stays until somebody writes.
+        // Making space ready would move an mtime that a program has set, and that stays until the next write.
         if is_unwritten(&stat) {
             return grew;
         }
@@ -277,7 +278,7 @@ impl File {
         grew
     }
 
-    /// Allocates `from..to`, as far as there is room, counts it, and says how much was got.
+    /// Allocates `from..to`, as far as there is room, counts it, and returns how many bytes it got.
     fn make_ready(&self, growth: &mut Growth, from: u64, to: u64) -> u64 {
         let given = self.writer(growth).and_then(|fd| self.space.give(&fd, from, to - from, User::Files));
         match given {
@@ -302,14 +303,14 @@ impl File {
         if end > growth.ready_to {
             let hole = offset > growth.ready_to.saturating_add(HOLE_BYTES);
             let from = if hole { offset / PAGE_BYTES * PAGE_BYTES } else { growth.ready_to };
-            // The rest of the slice is made ready too where it is likely to be written next.
+            // The rest of the slice is made ready too if it is likely to be written next.
             let to = end.next_multiple_of(if hole { PAGE_BYTES } else { SLICE_BYTES });
             let fd = self.writer(&mut growth)?;
             let given = self.space.give(&fd, from, to - from, User::Files)?;
             growth.held_bytes += given;
             growth.led(from, given);
             self.settle(&mut growth);
-            // Our own tmpfs refuses what passes the budget; elsewhere we must.
+            // Our own tmpfs refuses bytes beyond the budget; on other file systems we must.
             if from + given < end && !self.space.medium.walled {
                 return Err(io::ErrorKind::StorageFull.into());
             }
@@ -318,7 +319,7 @@ impl File {
         drop(growth);
         let written = rustix::io::pwrite(&fd, bytes, offset);
         drop(fd);
-        // A refused write may have allocated pages too, and a range that was ready may have been punched meanwhile.
+        // A refused write may have allocated pages too, and a ready range may have been punched meanwhile.
         self.settle(&mut self.growth());
         Ok(written?)
     }
@@ -360,7 +361,7 @@ impl File {
         truncated?;
         growth.last_size = bytes;
         if bytes == 0 {
-            // Rewritten in place: ready space once more, before the first write.
+            // The file is rewritten in place: it gets ready space again before the first write.
             match self.space.give_from_start(&fd, RUN_AHEAD_MIN_BYTES, User::Files) {
                 Ok(given) => {
                     growth.held_bytes += given;
@@ -398,7 +399,7 @@ impl File {
         if mode == punch || zero {
             // tmpfs has no ZERO_RANGE; a hole that is filled again is the same.
             fallocate(&fd, punch, offset, len).map_err(&failed)?;
-            // A write into the hole allocates again and must be counted, so it must not look ready.
+            // A write into the hole allocates again and must be counted, so the hole must not look ready.
             growth.ready_to = growth.ready_to.min(offset / PAGE_BYTES * PAGE_BYTES);
             self.settle(&mut growth);
         }
@@ -439,7 +440,7 @@ impl File {
         let stat = self.look()?;
         let end = stat.st_size.cast_unsigned().next_multiple_of(PAGE_BYTES);
         let mut actual = stat.st_blocks.cast_unsigned() * 512;
-        // A file with holes may hold less than its size and still have a surplus; `led_to` tells.
+        // A file with holes may hold less than its size and still have a surplus, which `led_to` shows.
         if actual > end || growth.led_to > end {
             let fd = self.space.open_for_writing(self.number)?;
             let punch = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE;

@@ -1,12 +1,13 @@
-//! The time in which a backing file is written by us: a copy that comes in, a file that is fetched.
+//! The time in which the daemon writes a backing file: an incoming copy, or a file that is fetched.
 //!
-//! Owns: its beginning and its end. Does not own: making space ready (`run_ahead`). Without it bytes land in memory that nobody has
-//! touched yet, where each page costs a fault, in a virtual machine one of its host: a restore from a peer was three times as slow.
+//! Owns: the beginning and the end of that time. Does not own: making space ready (`run_ahead`). Without ready space, bytes land in
+//! memory that was never touched, where each page costs a fault, in a virtual machine one of its host: a restore from a peer was
+//! three times as slow.
 
 use super::Backing;
 use std::sync::Arc;
 
-/// Space is made ready ahead of the file's end until it is dropped.
+/// A guard: space is made ready ahead of the file's end until it is dropped.
 #[derive(Debug)]
 pub struct Growing(Arc<Backing>);
 

@@ -1,13 +1,14 @@
-//! How far ahead of a writer space is made ready.
+//! The lead: how far ahead of a writer space is made ready.
 //!
-//! Owns: the range, from what two looks at the file say. Does not own: the looks (`run_ahead`), the allocation (`backing`).
+//! Owns: the range, given the results of two looks at the file. Does not own: the looks (`run_ahead`), the allocation
+//! (`backing`).
 
 use std::ops::Range;
 
 use super::ballast::SLICE_BYTES;
 use super::space::PAGE_BYTES;
 
-/// Space made ready ahead of a growing file in one step, and the least lead of a fast one while there is plenty.
+/// Space made ready ahead of a growing file in one step, and the least lead of a fast one while memory is plentiful.
 pub(super) const RUN_AHEAD_STEP_BYTES: u64 = 64 << 20;
 
 /// The lead of a fast file, in growths between two looks: three late looks do no harm.
@@ -16,13 +17,13 @@ const LEAD_LOOKS: u64 = 4;
 /// A file's lead is at most this many times its size: a small file usually ends before it needs more.
 const LEAD_TIMES_SIZE: u64 = 32;
 
-/// A file that is open for writing, as it was looked at just now.
+/// State of a file that is open for writing, at the latest look.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Looked {
     pub(super) size_bytes: u64,
-    /// It has more bytes or more space than at the look before.
+    /// Whether it has more bytes or more space than at the look before.
     pub(super) grew: bool,
-    /// What it grows between two looks.
+    /// Growth between two looks, in bytes.
     pub(super) per_look_bytes: u64,
     /// The size it is predicted or promised to reach.
     pub(super) planned_to: u64,
@@ -30,7 +31,7 @@ pub(super) struct Looked {
     pub(super) led_to: u64,
 }
 
-/// What to allocate now; empty where there is enough. `most_lead_bytes`: a file without a plan gets no more.
+/// Returns the range to allocate now; empty if there is enough. `most_lead_bytes`: the longest lead of a file without a plan.
 pub(super) fn lead(file: &Looked, most_lead_bytes: impl FnOnce() -> u64) -> Range<u64> {
     let Looked { size_bytes, grew, per_look_bytes, planned_to, led_to } = *file;
     let fast = per_look_bytes.saturating_mul(LEAD_LOOKS);
@@ -45,15 +46,15 @@ pub(super) fn lead(file: &Looked, most_lead_bytes: impl FnOnce() -> u64) -> Rang
         }
         size_bytes.saturating_add(lead)
     } else {
-        // A file that does not grow keeps what it has, and a small one has enough from the start.
+        // A file that does not grow keeps its space, and a small one has enough from the start.
         return led_to..led_to;
     };
-    // A plan is exact, or nearly; running ahead of it would only be trimmed again. A file that has outgrown a small one goes on
-    // where it is.
+    // A plan is exact, or nearly; space ahead of it would only be trimmed again. A file that has outgrown a small plan goes on
+    // from its present end.
     let begun = if led_to < SLICE_BYTES { PAGE_BYTES } else { SLICE_BYTES };
     let from = if planned { led_to } else { led_to.max(size_bytes.next_multiple_of(begun)) };
     let most = from.saturating_add(RUN_AHEAD_STEP_BYTES.max(fast));
-    // Whole slices come warm out of the ballast; of a file that has less than one, the rest of it would only be trimmed.
+    // Whole slices come warm out of the ballast. If a file has less than one slice, the rest of it would only be trimmed.
     let unit = if to <= SLICE_BYTES { PAGE_BYTES } else { SLICE_BYTES };
     from..to.min(most).next_multiple_of(unit).max(from)
 }

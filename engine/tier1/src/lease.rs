@@ -1,27 +1,27 @@
-//! Asking the kernel, by file leases, whether anybody else still has a backing file open or mapped.
+//! Questions to the kernel, by file leases, whether another process still has a backing file open or mapped.
 //!
-//! Owns: the `fcntl(F_SETLEASE)` calls (fcntl(2), "Leases"; `check_conflicting_open` in fs/locks.c).
-//! Does not own: what follows from the answer. One of the modules with unsafe code: rustix has no leases.
+//! Owns: the `fcntl(F_SETLEASE)` calls (fcntl(2), "Leases"; `check_conflicting_open` in fs/locks.c). Does not own:
+//! the consequences of the answer. The module has unsafe code: rustix has no leases.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// True while any writable handle or writable shared mapping of the file lives, in any process, ours too.
+/// Returns true while any writable handle or writable shared mapping of the file lives, in any process, ours too.
 ///
 /// The descriptor must be O_RDONLY and the caller must keep two threads from asking at once.
 pub(super) fn writable_elsewhere(fd: BorrowedFd<'_>) -> io::Result<bool> {
     refused(fd, libc::F_RDLCK)
 }
 
-/// True while any other open file description or mapping of one lives: a reader counts too.
+/// Returns true while any other open file description or mapping of one lives: a reader counts too.
 pub(super) fn open_elsewhere(fd: BorrowedFd<'_>) -> io::Result<bool> {
     refused(fd, libc::F_WRLCK)
 }
 
-/// Takes the lease and gives it back at once; the kernel refuses it exactly while the file is in use.
+/// Takes the lease and returns it at once; the kernel refuses it exactly while the file is in use.
 fn refused(fd: BorrowedFd<'_>, lease: libc::c_int) -> io::Result<bool> {
-    // Somebody may open the file between our two calls and so break the lease: they wait until the second,
-    // and we are sent a signal. SIGIO would end a process that does not expect it; SIGURG is ignored unless caught.
+    // A process may open the file between our two calls and so break the lease: it waits until the second call, and
+    // we are sent a signal. SIGIO would end a process that does not expect it; SIGURG is ignored unless caught.
     fcntl(fd, F_SETSIG, libc::SIGURG)?;
     match fcntl(fd, libc::F_SETLEASE, lease) {
         Ok(()) => {

@@ -2,13 +2,13 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `adopt` | going on with what a daemon before this one left |
+//! | `adopt` | recovery of what an earlier daemon left |
 //! | `mount` | the private tmpfs mounts (or a directory), and what they can do |
 //! | `budget` | the sum with one addend per user; pure |
-//! | `space` | who gives way, and how a folio moves without going cold |
-//! | `backing` | one file, in memory or spilled, as others have it |
+//! | `space` | which memory gives way, and how a folio moves without going cold |
+//! | `backing` | one file, in memory or spilled, as the engine uses it |
 //! | `file` | one file in memory: its space and growth |
-//! | `growing` | the time in which we write one |
+//! | `growing` | the time in which the daemon writes a file |
 //! | `pool` | ready, spent and lingering files |
 //! | `ballast` | touched memory that no file uses |
 //! | `lead` | how far ahead of a writer space is made ready; pure |
@@ -17,11 +17,11 @@
 //! | `pressure` | whether the machine wants memory back |
 //! | `spill` | files on a local disk, where memory had no room |
 //! | `priority`, `courtesy`, `allowance` | how background work gives way to programs |
-//! | `descriptors` | when a call was refused for want of a descriptor |
+//! | `descriptors` | the last call that was refused for want of a descriptor |
 //! | `lease`, `mapping` | modules with unsafe code, as `priority` is |
 //!
-//! Does not own: names, handles, times (`namespace`); which copies may be dropped (retention).
-//! `engine/design/0002-tier1.md` says why it is built so.
+//! Does not own: names, handles, times (`namespace`); which copies may be dropped (retention). `engine/design/0002-tier1.md`
+//! explains the design.
 
 mod adopt;
 pub mod allowance;
@@ -73,19 +73,19 @@ use self::spill::Spill;
 use self::worker::Wake;
 use crate::courtesy::Asked;
 
-/// Below this, the journal and the space made ready for single files leave no room to work.
+/// Smallest Tier-1, in bytes. Below it, the journal and the space made ready for single files leave no room to work.
 pub const LEAST_SIZE_BYTES: u64 = 8 << 20;
 
-/// The journal's share: 1/32 of the size, within these bounds. It is halved between two files, and 100,000 names need
-/// about 44 MiB in each.
+/// The journal's share: 1/32 of the size, within these bounds. The share is halved between two files, and 100,000 names need about
+/// 44 MiB in each.
 const JOURNAL_PART: u64 = 32;
 const JOURNAL_LEAST_BYTES: u64 = 1 << 20;
 const JOURNAL_MOST_BYTES: u64 = 256 << 20;
 
 /// Tier-1 of one node. Share it by `Arc`; every method may be called from any thread.
 ///
-/// Dropping it stops `tm-run-ahead`, then `tm-ballast`, and waits for both; the mounts, or the folder that no successor was
-/// promised, go with the last `Backing`. Until then files work on, without run-ahead and without returning pages to the ballast.
+/// The drop stops `tm-run-ahead`, then `tm-ballast`, and waits for both. The mounts, or a folder that no successor was promised, go
+/// with the last `Backing`. Until then files keep working, without run-ahead and without returning pages to the ballast.
 #[derive(Debug)]
 pub struct Tier1 {
     space: Arc<Space>,
@@ -97,21 +97,21 @@ pub struct Tier1 {
 pub struct Tier1Settings {
     /// The whole budget: files, ready space, ballast and journal together never hold more.
     pub size_bytes: u64,
-    /// Keep unused memory of the budget allocated and touched. Without it the first writes after a pause are slow
-    /// in a virtual machine, and other processes may use the memory meanwhile.
+    /// Whether to keep unused memory of the budget allocated and touched. Without that, the first writes after a pause are slow in a
+    /// virtual machine, and other processes may use the memory meanwhile.
     pub ballast: bool,
     pub medium: MediumChoice,
 }
 
-/// Where the bytes lie.
+/// The place of the bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MediumChoice {
     /// The private tmpfs if it can be made, else a directory below /dev/shm.
     Auto,
     /// Needs CAP_SYS_ADMIN.
     PrivateTmpfs,
-    /// Needs no privileges; should lie on a tmpfs. The budget is kept by us alone: only files written through
-    /// [`Backing::write_at`] are held to it.
+    /// Needs no privileges; should lie on a tmpfs. Only Tidemark enforces the budget: it covers only writes through
+    /// [`Backing::write_at`].
     Directory(PathBuf),
 }
 
@@ -119,7 +119,7 @@ pub enum MediumChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     pub size_bytes: u64,
-    /// Journal, files and lingering: what does not give way when a file needs room.
+    /// Journal, files and lingering: the memory that does not give way when a file needs room.
     pub used_bytes: u64,
     pub journal_bytes: u64,
     /// Files that can be opened, with the space made ready ahead of their writers.
@@ -132,28 +132,28 @@ pub struct Usage {
     pub free_bytes: u64,
     /// Growth that open files were promised and do not hold yet. Not part of the sum.
     pub promised_bytes: u64,
-    /// Room for new promises: what `statfs` may call available.
+    /// Room for new promises: the bytes that `statfs` may call available.
     pub available_bytes: u64,
-    /// What files gave up since the start; only rises.
+    /// Bytes that files have released since the start; only rises.
     pub released_bytes: u64,
     /// Files open for writing.
     pub growing_files: u64,
-    /// The part of the budget's memory that is known to be backed by real memory, in millionths: files, ready files and
-    /// touched ballast over the size less journal and headroom.
+    /// The part of the budget's memory that is known to be backed by real memory, in millionths: files, ready files and touched
+    /// ballast over the size less journal and headroom.
     pub warm_millionths: u32,
-    /// Speed at which the ballast was touched so far, bytes per second; 0 before. Far below memory speed: the host had
+    /// Speed at which the ballast was touched so far, bytes per second; 0 before. If it is far below memory speed, the host had
     /// taken the pages.
     pub touch_bytes_per_s: u64,
 }
 
 impl Usage {
-    /// Room for a writer who does not wait for pool files to give way.
+    /// Returns the room for a writer that does not wait for pool files to give way.
     #[must_use]
     pub fn room_bytes(&self) -> u64 {
         self.free_bytes + self.ballast_bytes
     }
 
-    /// 0 to 1.
+    /// Returns the same as a fraction, 0 to 1.
     #[must_use]
     pub fn warm_fraction(&self) -> f64 {
         f64::from(self.warm_millionths) / 1e6
@@ -166,11 +166,11 @@ impl Tier1 {
         Self::begin(settings, None)
     }
 
-    /// Goes on with the mounts of a daemon that died: all that is there is counted, and waits to be claimed by
-    /// [`Tier1::adopt`] until [`Tier1::adopt_rest`]. The size must be what it was.
+    /// Goes on with the mounts of a daemon that died. Everything found is counted, and waits for [`Tier1::adopt`] until
+    /// [`Tier1::adopt_rest`]. The size must be the former one.
     ///
     /// # Errors
-    /// As [`Tier1::open`]; [`Tier1Error::Adopt`] when what was kept cannot be read.
+    /// As [`Tier1::open`]; [`Tier1Error::Adopt`] when the kept mounts cannot be read.
     pub fn take_over(settings: Tier1Settings, kept: KeptMounts) -> Result<Arc<Self>, Tier1Error> {
         Self::begin(settings, Some(kept))
     }
@@ -215,7 +215,7 @@ impl Tier1 {
             space.find().map_err(adopt::failed)?;
         }
         if let Some((spill, highest)) = spill {
-            // Before the threads make files: a number is used once, in memory and in the spill together.
+            // Before the threads make files, because each number is used once, in memory and in the spill together.
             space.next_number.fetch_max(highest + 1, Ordering::Relaxed);
             assert!(space.spill.set(Arc::new(spill)).is_ok(), "nobody else has the space yet");
         }
@@ -226,11 +226,11 @@ impl Tier1 {
         Ok(Arc::new(tier1))
     }
 
-    /// Gives out a fresh, empty file with space ready beyond its end. 1 µs when a ready file fits, 11 to
-    /// 17 µs when one is made (medians, `examples/tier1_small.rs`).
+    /// Returns a new, empty file with space ready beyond its end. Costs 1 µs if a ready file fits, 11 to 17 µs if one is made
+    /// (medians, `examples/tier1_small.rs`).
     ///
-    /// With a prediction all of it is promised (others cannot be admitted onto it) and made ready once growth begins;
-    /// without one, a ready file has 2 MiB, and one that is made a fair share of what is available, up to 64 KiB.
+    /// A predicted size is promised in full (no other file is admitted onto it) and made ready once growth begins. Without a
+    /// prediction, a ready file has 2 MiB, and a file that is made has a fair share of the available memory, up to 64 KiB.
     ///
     /// # Errors
     /// [`Tier1Error::NoSpace`] when the prediction, or a page, is not available.
@@ -238,7 +238,7 @@ impl Tier1 {
         self.space.create(predicted_bytes).map(|file| Arc::new(Backing::new(file)))
     }
 
-    /// Gives it a place on a local disk for what finds no room. Before anything is made, once.
+    /// Adds a place on a local disk for files that find no room. Called once, before any file is made.
     ///
     /// # Errors
     /// [`Tier1Error::Spill`] when the directory is missing, cannot be written, or cannot hold backing files.
@@ -248,9 +248,9 @@ impl Tier1 {
         Ok(())
     }
 
-    /// The node's life ends, and its memory with it: nobody will look for what lies in the folder and in the spill. Both
-    /// threads are stopped and waited for, then the two are removed by name. A process that ends need not come to drop the
-    /// last of its files. What is open works on until it is closed; no file can be made in a folder any more.
+    /// Ends the node's life and its memory: no successor will use the folder and the spill. Stops both threads and waits for them,
+    /// then removes folder and spill by name, because a process that ends may never drop its last file. Open files work until they
+    /// are closed; no further file can be made in the folder.
     pub fn end(&self) {
         self.stop();
         if let Some(spill) = self.space.spill.get() {
@@ -267,13 +267,13 @@ impl Tier1 {
         self.space.closing.store(true, Ordering::Release);
     }
 
-    /// The spill at this moment; none where there is none. A look at each of its files that is open for writing.
+    /// Returns the state of the spill; none if there is no spill. Costs a stat of each of its files that is open for writing.
     #[must_use]
     pub fn spill_usage(&self) -> Option<SpillUsage> {
         self.space.spill.get().map(|spill| spill.usage())
     }
 
-    /// The largest file that an empty Tier-1, or an empty spill, could hold.
+    /// Returns the size of the largest file that an empty Tier-1, or an empty spill, could hold.
     #[must_use]
     pub fn most_bytes(&self) -> u64 {
         let budget = lock(&self.space.budget).clone();
@@ -286,23 +286,23 @@ impl Tier1 {
         self.space.spill.get().is_some()
     }
 
-    /// Whether a file of this size, or of one that nobody knows, is better not begun in memory: one like it met the wall.
+    /// Whether a file of this size, or of unknown size, should not be begun in memory: a file like it met the wall.
     #[must_use]
     pub fn is_outgrown(&self, predicted_bytes: Option<u64>) -> bool {
         self.space.spill.get().is_some_and(|spill| spill.is_outgrown(predicted_bytes))
     }
 
-    /// Room that [`Tier1::create`] asks for a file of unknown size beyond its first piece.
+    /// Returns the room that [`Tier1::create`] requires for a file of unknown size beyond its first piece.
     #[must_use]
     pub fn unknown_bytes(&self) -> u64 {
         let tier1_bytes = lock(&self.space.budget).size();
         self.space.spill.get().map_or(0, |spill| spill.unknown_bytes(tier1_bytes))
     }
 
-    /// A fresh, empty file in the spill; with a size all of it is allocated. Some tens of µs.
+    /// Returns a new, empty file in the spill; a predicted size is allocated in full. Costs some tens of µs.
     ///
     /// # Errors
-    /// [`Tier1Error::SpillFull`]; [`Tier1Error::NoSpace`] where there is no spill.
+    /// [`Tier1Error::SpillFull`]; [`Tier1Error::NoSpace`] when there is no spill.
     pub fn create_spilled(&self, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, Tier1Error> {
         let unknown_bytes = self.unknown_bytes();
         let Some(spill) = self.space.spill.get() else {
@@ -313,23 +313,22 @@ impl Tier1 {
         Ok(Arc::new(Backing::spilled(file)))
     }
 
-    /// Whether `bytes` more could be held now. A question only: [`Backing::set_len`] makes the promise.
+    /// Checks whether `bytes` more could be held now. Nothing is promised: [`Backing::set_len`] makes the promise.
     pub fn admit(&self, bytes: u64) -> Result<(), Tier1Error> {
         if bytes <= lock(&self.space.budget).available() { Ok(()) } else { Err(self.space.no_space(bytes)) }
     }
 
-    /// A program has asked for something and waits: what happens in the background keeps out of its way. Costs a relaxed
-    /// add.
+    /// Notes that a program has made a request and waits: background work keeps out of its way. Costs a relaxed add.
     pub fn asked(&self) {
         self.space.asked.now();
     }
 
-    /// What programs have asked, for work that gives way to them.
+    /// Returns the count of programs' requests, for work that gives way to them.
     pub fn asked_so_far(&self) -> &Asked {
         &self.space.asked
     }
 
-    /// One short lock, no system call.
+    /// Returns the state of the budget. Costs one short lock, no system call.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let budget = lock(&self.space.budget).clone();
@@ -358,8 +357,9 @@ impl Tier1 {
         }
     }
 
-    /// Takes back what was dropped here while another process had it open, as far as that has ended. The worker does so
-    /// every 50 ms; who waits for room asks more often. True while some of it, in memory, has not ended.
+    /// Takes back memory of files that were dropped here while another process had them open, once that process has closed them. The
+    /// worker calls this every 50 ms; a caller that waits for room calls more often. Returns true while some of this memory is not
+    /// yet free.
     pub fn let_go(&self) -> bool {
         if let Some(spill) = self.space.spill.get() {
             spill.let_go();
@@ -367,8 +367,8 @@ impl Tier1 {
         self.space.let_go()
     }
 
-    /// Gives the kernel back what dropped files still hold on the files' tmpfs until a writer finds so much, who would meet its wall
-    /// before the background has. Some 0.1 ms for each 2 MiB, which are cold afterwards.
+    /// Returns dropped files' memory on the files' tmpfs to the kernel until a writer finds `room_bytes`: otherwise the writer would
+    /// meet the wall before the background work is done. Costs some 0.1 ms for each 2 MiB, which are cold afterwards.
     pub fn free_spent(&self, room_bytes: u64) {
         while self.usage().room_bytes() < room_bytes && self.space.free_spent() {}
     }
@@ -378,9 +378,9 @@ impl Tier1 {
         &self.space.capabilities
     }
 
-    /// An empty directory on a mount of its own of `journal_bytes`, which the budget counts in full from the start, so
-    /// that a full Tier-1 never stops the journal. Its owner allocates its files at once (`fallocate`). In a
-    /// directory medium it is a folder and only the count protects it.
+    /// Returns an empty directory on a mount of its own of `journal_bytes`. The budget counts these in full from the start, so that
+    /// a full Tier-1 never stops the journal. The journal allocates its files at once (`fallocate`). In a directory medium this is a
+    /// folder, and only the count protects it.
     #[must_use]
     pub fn journal_dir(&self) -> BorrowedFd<'_> {
         self.space.medium.journal.as_fd()
@@ -393,7 +393,7 @@ impl Drop for Tier1 {
     }
 }
 
-/// Thread names, at most 15 bytes: what `top -H` and the profiler show.
+/// Thread names, at most 15 bytes, as `top -H` and the profiler show them.
 const RUN_AHEAD_NAME: &str = "tm-run-ahead";
 const WORKER_NAME: &str = "tm-ballast";
 
@@ -412,8 +412,8 @@ fn join(thread: Option<JoinHandle<()>>) {
     }
 }
 
-/// A panic while a lock was held has already been reported; the figures behind it are still consistent, because
-/// each change of them ends with its check.
+/// Locks a mutex. A panic while a lock was held has already been reported; the figures behind it are still consistent, because each
+/// change of them ends with its check.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,6 @@
 //! A read-only view of a sealed backing file's bytes, for hashing and for sending.
 //!
-//! Owns: the mapping and the one hazard of it. One of the modules with unsafe code (memory mapping).
-//! Does not own: the file; the view keeps it alive.
+//! Owns: the mapping and its one hazard. Does not own: the file; the view keeps it alive. The module has unsafe code (memory mapping).
 
 use std::any::Any;
 use std::fmt;
@@ -10,21 +9,20 @@ use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// Maps exactly the bytes the file had when it was made; an empty file gives an empty slice.
+/// A mapping of exactly the bytes that the file had when it was made; an empty file gives an empty slice.
 ///
-/// Hazard: reading a page beyond the file's present end is SIGBUS, and so is reading a hole when memory is out, which is
-/// why whoever maps fills holes first, or reads only what it knows to be written. Only sealed files and whole copies are mapped, such a
-/// file is never truncated (it is replaced or unlinked), and the pages of a file are not given back while a view
-/// lives. A file that is still written may be mapped to send its stable prefix early: its bytes may then change under
-/// the reader, who must hash again after the seal.
+/// Hazard: reading a page beyond the file's present end is SIGBUS, and so is reading a hole when memory is out. A caller that maps
+/// therefore fills holes first, or reads only parts known to be written. Only sealed files and whole copies are mapped. Such a file is
+/// never truncated (it is replaced or unlinked), and its pages are not freed while a view lives. A file that is still written may be
+/// mapped to send its stable prefix early: its bytes may then change under the reader, who must hash again after the seal.
 pub struct Mapping {
     map: Option<memmap2::Mmap>,
-    /// Dropped after the map: the last holder gives the pages away.
+    /// Dropped after the map: the last holder frees the pages.
     _file: Arc<dyn Any + Send + Sync>,
 }
 
 impl Mapping {
-    /// `fd` is of `file`; the map keeps what it needs of it.
+    /// Makes a mapping; `fd` is of `file`, and the map keeps its own reference.
     pub(super) fn new(file: Arc<dyn Any + Send + Sync>, fd: &OwnedFd, len_bytes: u64) -> io::Result<Self> {
         if len_bytes == 0 {
             return Ok(Self { map: None, _file: file });

@@ -1,7 +1,7 @@
-//! Where the bytes lie: three private tmpfs mounts, or three folders of a directory without privileges.
+//! The medium of the bytes: three private tmpfs mounts, or three folders of a directory without privileges.
 //!
-//! Owns: making and removing the medium, and learning by real calls what it can do ([`Capabilities`]).
-//! Does not own: the files in it (`pool`, `backing`, `ballast`; the namespace's journal).
+//! Owns: making and removing the medium, and finding out its abilities by real calls ([`Capabilities`]). Does not own:
+//! the files in it (`pool`, `backing`, `ballast`; the namespace's journal).
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use rustix::mount::{fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsm
 use super::adopt::{self, KeptMounts};
 use super::{MediumChoice, Tier1Error, lease};
 
-/// One answer of a real call, and what it was.
+/// The result of a real call, with its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capability {
     pub works: bool,
@@ -34,18 +34,20 @@ impl Capability {
     }
 }
 
-/// What this Tier-1 can do here. Every field is the outcome of a call made at open, never of a version number.
+/// The abilities of this Tier-1 on this machine. Every field is the result of a call made at open, never of a version
+/// number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The bytes lie on a tmpfs of our own that no path leads to.
+    /// Whether the bytes lie on a tmpfs of our own that no path leads to.
     pub private_tmpfs: Capability,
-    /// The mount took `huge=within_size`: files get 2 MiB folios where they are long enough.
+    /// Whether the mount accepted `huge=within_size`: files get 2 MiB folios if they are long enough.
     pub huge: Capability,
-    /// The mount took `noswap`.
+    /// Whether the mount accepted `noswap`.
     pub noswap: Capability,
-    /// Leases tell whether a writable handle or mapping lives; without them nothing can be sealed safely.
+    /// Whether leases show that a writable handle or mapping lives; without them nothing can be sealed safely.
     pub leases: Capability,
-    /// Space beyond the end of a file can be made ready and given back; without it there is no pool and no ballast.
+    /// Whether space beyond the end of a file can be made ready and freed; without that there is no pool and no
+    /// ballast.
     pub preallocation: Capability,
 }
 
@@ -55,9 +57,9 @@ pub(super) struct Medium {
     pub(super) files: OwnedFd,
     pub(super) ballast: OwnedFd,
     pub(super) journal: OwnedFd,
-    /// The kernel refuses to pass the size (our own tmpfs); a directory shares its file system with others.
+    /// Whether the kernel enforces the size (our own tmpfs); a directory shares its file system with others.
     pub(super) walled: bool,
-    /// Where it is a folder; dropped last.
+    /// The folder, if the medium is one; dropped last.
     folder: Option<Folder>,
 }
 
@@ -85,7 +87,7 @@ impl Medium {
         }
     }
 
-    /// Goes on with kept directories. What the mounts were given they have still.
+    /// Goes on with kept directories. The mounts still have the options that they were made with.
     pub(super) fn take_over(kept: KeptMounts) -> Result<(Self, Capabilities), Tier1Error> {
         let KeptMounts { files, ballast, journal, folder, spill: _ } = kept;
         for directory in [&files, &ballast, &journal] {
@@ -107,7 +109,7 @@ impl Medium {
         Ok((Self { files, ballast, journal, walled: private, folder }, capabilities))
     }
 
-    /// Duplicates of everything a successor needs. From now on only [`Medium::remove`] takes a folder away.
+    /// Returns duplicates of everything that a successor needs. From now on only [`Medium::remove`] removes a folder.
     pub(super) fn keep(&self) -> io::Result<KeptMounts> {
         let folder = match &self.folder {
             Some(folder) => {
@@ -120,21 +122,21 @@ impl Medium {
         Ok(KeptMounts { files, ballast, journal: self.journal.try_clone()?, folder, spill: None })
     }
 
-    /// This is the end of the memory: a folder goes with all that is in it. What is open stays until it is closed.
+    /// Ends the memory: a folder is removed with everything in it. Open files stay until they are closed.
     pub(super) fn remove(&self) {
         if let Some(folder) = &self.folder {
             folder.remove();
         }
     }
 
-    /// Whether its files have no names any more.
+    /// Whether the files have no names any more.
     pub(super) fn is_removed(&self) -> bool {
         self.folder.as_ref().is_some_and(|folder| folder.is_removed.load(Ordering::Acquire))
     }
 
     fn private(size_bytes: u64, journal_bytes: u64) -> Result<(Self, Capabilities), Tier1Error> {
         let (files, options) = private_tmpfs(size_bytes - journal_bytes)?;
-        // The ballast's own limit is the whole budget: the budget's sum decides, and no page of the ballast may
+        // The ballast's own limit is the whole budget, because the budget's sum decides. No page of the ballast may
         // count against the wall that the files meet.
         let (ballast, _) = private_tmpfs(size_bytes)?;
         let (journal, _) = private_tmpfs(journal_bytes)?;
@@ -191,19 +193,19 @@ fn private_tmpfs(size_bytes: u64) -> Result<(OwnedFd, MountOptions), Tier1Error>
     fsconfig_create(&context).map_err(failed("creating"))?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
     let root = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(failed("fsmount"))?;
-    // The mount's own descriptor is a path only; a directory opened through it also answers readdir and fsync.
+    // The mount's own descriptor is a path only; a directory opened through it also supports readdir and fsync.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = openat(&root, ".", flags, Mode::empty()).map_err(failed("opening the root"))?;
     Ok((root, MountOptions { huge, noswap }))
 }
 
-/// The file that is tried with.
+/// Name of the file used by the probe.
 pub(super) const PROBE_NAME: &str = "probe";
 
 /// Tries a lease with and without a writer, and space beyond the end of a file.
 pub(super) fn probe(files: &OwnedFd) -> (Capability, Capability) {
     const NAME: &str = PROBE_NAME;
-    // A daemon that was killed here left its own behind; otherwise there is none.
+    // A daemon that was killed during its probe left this file behind; otherwise there is none.
     let _ = unlinkat(files, NAME, rustix::fs::AtFlags::empty());
     let made = openat(
         files,
@@ -226,7 +228,7 @@ pub(super) fn probe(files: &OwnedFd) -> (Capability, Capability) {
     answers
 }
 
-/// Takes the writer, because the second question is only true once it is gone.
+/// Takes the writer, because the second question is only true once the writer is gone.
 fn probe_leases(files: &OwnedFd, name: &str, writer: OwnedFd) -> Capability {
     let tried = || -> io::Result<(bool, bool)> {
         let reader = openat(files, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -249,18 +251,18 @@ fn probe_preallocation(writer: &OwnedFd) -> Capability {
     });
     match tried {
         Ok(()) => Capability::yes("fallocate keeps the size and punches holes"),
-        // Taken over while programs fill it: it is full because this works.
+        // The Tier-1 was taken over while programs fill it: it is full because this works.
         Err(rustix::io::Errno::NOSPC) => Capability::yes("fallocate says that there is no room now"),
         Err(error) => Capability::no(format!("fallocate: {error}")),
     }
 }
 
-/// The folder of one Tier-1 below the directory the user named. Its lock says that its owner lives.
+/// The folder of one Tier-1 below the directory that the user named. A lock on it shows that its owner lives.
 #[derive(Debug)]
 struct Folder {
     path: PathBuf,
     lock: OwnedFd,
-    /// A successor may go on with it: that this process is done with it is not its end.
+    /// Whether a successor may go on with it: then this process's end is not its end.
     is_kept: AtomicBool,
     is_removed: AtomicBool,
 }
@@ -268,13 +270,14 @@ struct Folder {
 const FOLDER_PREFIX: &str = "tier1-";
 static FOLDERS_MADE: AtomicU64 = AtomicU64::new(0);
 
-/// Times that a folder is emptied before it is left: work that ends with the process may make a file beside the first.
+/// Times that a folder is emptied before it is left behind: work that ends with the process may make a file during the
+/// first.
 const REMOVE_TRIES: u32 = 8;
 
 impl Folder {
     fn make(base: &Path) -> Result<Self, Tier1Error> {
         make_private(base)?;
-        // Held while folders are made and swept, so that nobody sweeps one that is not locked yet.
+        // Held while folders are made and removed, so that no other daemon removes one that is not locked yet.
         let base_lock = open_directory(base)?;
         lock(&base_lock, base, FlockOperation::LockExclusive)?;
         sweep(base);
@@ -290,7 +293,7 @@ impl Folder {
         Self { path, lock, is_kept: AtomicBool::new(is_kept), is_removed: AtomicBool::new(false) }
     }
 
-    /// Takes it away with all that is in it, once.
+    /// Removes the folder with everything in it, once.
     fn remove(&self) {
         if self.is_removed.swap(true, Ordering::AcqRel) {
             return;
@@ -307,7 +310,7 @@ impl Folder {
         }
     }
 
-    /// Only where it is still the one that is locked: what another put at its place is not ours.
+    /// Removes the folder only while its path still leads to the locked one: another folder in its place is not ours.
     fn try_remove(&self) -> io::Result<()> {
         let found = match lstat(&self.path) {
             Ok(found) => found,
@@ -330,7 +333,7 @@ impl Drop for Folder {
     }
 }
 
-/// Removes what daemons that were killed left: memory nobody would ever give back.
+/// Removes the folders of daemons that were killed: their memory would never be freed.
 fn sweep(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else { return };
     for entry in entries.flatten() {

@@ -1,7 +1,7 @@
-//! Ready files: made and given space before anybody asks, so that create costs microseconds.
+//! Ready files: made and given space before they are needed, so that create costs microseconds.
 //!
-//! Owns: the lists (ready, spent, lingering) and which sizes to keep ready: those predicted lately.
-//! Does not own: filling them (`worker`), the budget, what a file is once it is handed out (`backing`).
+//! Owns: the lists (ready, spent, lingering), and the sizes to keep ready: those predicted lately. Does not own: filling them
+//! (`worker`), the budget, the state of a file after its create (`backing`).
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,52 +17,53 @@ use super::space::{FIRST_PIECE_BYTES, PAGE_BYTES, RUN_AHEAD_MIN_BYTES};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stock {
     pub(super) ready_bytes: u64,
-    /// Kept at most. A job's burst of small files is longer now and then; the rest is made on the spot.
+    /// Most files kept. A job's burst of small files is longer now and then; further files are made on the spot.
     pub(super) files: usize,
 }
 
-/// The shortest first; the last is also for creates of unknown size. A short file has no use for 2 MiB, which take longer to make
-/// than it takes to write, nor a page for a longer folio: its first write would clear all of that, and its end split it.
+/// Stocks, the shortest first; the last is also for creates of unknown size. A short file does not need 2 MiB, which take longer
+/// to make than the file takes to write. A longer file must not begin with a page in a large folio: its first write would clear
+/// all of that, and its end would split it.
 pub(super) const STOCKS: [Stock; 3] = [
-    // A `latest`, a log, a configuration.
+    // For example a `latest`, a log, a configuration.
     Stock { ready_bytes: PAGE_BYTES, files: 32 },
-    // Making one costs a twentieth of the last: a random state, a `.metadata`.
+    // For example a random state, a `.metadata`. Making one costs a twentieth of the last.
     Stock { ready_bytes: FIRST_PIECE_BYTES, files: 32 },
     Stock { ready_bytes: RUN_AHEAD_MIN_BYTES, files: 16 },
 ];
 /// Predictions remembered, and so the most large files kept ready: a node saves about one per rank.
 pub(super) const PREDICTIONS_KEPT: usize = 8;
 
-/// A file nobody was given yet. It is empty; `ready_bytes` from its beginning are allocated beyond its end.
+/// A file that no create has taken yet. The file is empty; `ready_bytes` from its beginning are allocated beyond its end.
 #[derive(Debug)]
 pub(super) struct ReadyFile {
     pub(super) number: u64,
     pub(super) ready_bytes: u64,
     pub(super) held_bytes: u64,
-    /// Before this offset nothing is left to zero for its writer: elsewhere the kernel zeroes what the first write into a folio
-    /// leaves of it.
+    /// Offset before which nothing is left to zero for the writer. Beyond it, the kernel zeroes the rest of a folio on the first
+    /// write into it.
     pub(super) zeroed_bytes: u64,
 }
 
-/// An unlinked file that nobody else has open: its pages go back slice by slice, from its end.
+/// An unlinked file that no other process has open: its pages go back slice by slice, from its end.
 #[derive(Debug)]
 pub(super) struct SpentFile {
     write_fd: OwnedFd,
     /// Nothing is allocated at or beyond this offset.
     end: u64,
-    /// At and beyond this offset nobody has written: those pages may never have been touched.
+    /// Offset at and beyond which nothing was written: those pages may never have been touched.
     written: u64,
     held_bytes: u64,
 }
 
-/// An unlinked file that somebody else still has open or mapped.
+/// An unlinked file that another process still has open or mapped.
 #[derive(Debug)]
 pub(super) struct LingeringFile {
     pub(super) read_fd: OwnedFd,
     pub(super) held_bytes: u64,
 }
 
-/// What one step of giving back freed.
+/// The result of one step of freeing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Freed {
     pub(super) bytes: u64,
@@ -71,7 +72,7 @@ pub(super) struct Freed {
 
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    /// As in [`STOCKS`].
+    /// Ready files of each stock, in the order of [`STOCKS`].
     pub(super) small: [Vec<ReadyFile>; STOCKS.len()],
     pub(super) large: Vec<ReadyFile>,
     pub(super) spent: Vec<SpentFile>,
@@ -80,8 +81,8 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// Hands out the ready file that fits a file of `predicted_bytes` best: the smallest large one that holds all of it, or one of
-    /// the stock for its size.
+    /// Takes the ready file that fits a file of `predicted_bytes` best: the smallest large one that holds all of it, or one of the
+    /// stock for its size.
     pub(super) fn take(&mut self, predicted_bytes: Option<u64>, most_bytes: u64) -> Option<ReadyFile> {
         if let Some(wanted) = predicted_bytes.filter(|bytes| *bytes > SLICE_BYTES) {
             let fits = |file: &ReadyFile| file.ready_bytes >= wanted && file.held_bytes <= most_bytes;
@@ -97,7 +98,7 @@ impl Pool {
         self.small[stock].pop_if(|last| last.held_bytes <= most_bytes)
     }
 
-    /// Keeps a file ready that somebody made so.
+    /// Keeps a file that was made ready.
     pub(super) fn put(&mut self, file: ReadyFile) {
         match STOCKS.iter().position(|stock| file.ready_bytes <= stock.ready_bytes) {
             Some(stock) => self.small[stock].push(file),
@@ -105,7 +106,7 @@ impl Pool {
         }
     }
 
-    /// Some stock is half empty: time to make more.
+    /// Whether a stock is less than half full, so that more should be made.
     pub(super) fn is_low(&self) -> bool {
         self.small.iter().zip(STOCKS).any(|(ready, stock)| ready.len() < stock.files / 2)
     }
@@ -120,7 +121,7 @@ impl Pool {
         }
     }
 
-    /// The next large size that should be ready and is not; `room_bytes` bounds all large files together.
+    /// Returns the next large size that should be ready and is not; `room_bytes` bounds all large files together.
     pub(super) fn missing_large(&self, room_bytes: u64) -> Option<u64> {
         let mut have: Vec<u64> = self.large.iter().map(|file| file.ready_bytes).collect();
         let held: u64 = self.large.iter().map(|file| file.held_bytes).sum();
@@ -134,19 +135,19 @@ impl Pool {
         None
     }
 
-    /// A large ready file that is not zeroed to its end. The small ones lie in short folios, and are soon made.
+    /// Returns a large ready file that is not zeroed to its end. The small ones lie in short folios, and are soon made.
     pub(super) fn not_zeroed(&mut self) -> Option<&mut ReadyFile> {
         self.large.iter_mut().find(|file| file.zeroed_bytes < file.ready_bytes)
     }
 
-    /// A large ready file of a size nobody has predicted lately.
+    /// Takes a large ready file of a size that was not predicted lately.
     pub(super) fn take_unwanted(&mut self) -> Option<ReadyFile> {
         let recent = &self.recent;
         let index = self.large.iter().position(|file| !recent.contains(&file.ready_bytes))?;
         Some(self.large.swap_remove(index))
     }
 
-    /// Any ready file, large ones first: they give the most room for one step.
+    /// Takes any ready file, large ones first: they give the most room for one step.
     pub(super) fn take_any(&mut self) -> Option<ReadyFile> {
         self.large.pop().or_else(|| self.small.iter_mut().rev().find_map(Vec::pop))
     }
@@ -161,7 +162,7 @@ impl SpentFile {
         self.held_bytes
     }
 
-    /// Gives back the last slice that holds anything, or everything at once when the file is mostly holes.
+    /// Frees the last slice that holds anything, or everything at once if the file is mostly holes.
     pub(super) fn give_slice(&mut self) -> io::Result<Freed> {
         let before = self.held_bytes;
         let sparse = self.end > 2 * self.held_bytes + SLICES_WALKED_BYTES;
@@ -173,7 +174,7 @@ impl SpentFile {
             // Never more than the budget counts for this file.
             self.held_bytes = before.min(fstat(&self.write_fd)?.st_blocks.cast_unsigned() * 512);
         }
-        // What is still counted once nothing can be punched (a page beyond `end`) goes with the last close.
+        // Bytes that are still counted once nothing can be punched (a page beyond `end`) go with the last close.
         let left = if self.end == 0 { 0 } else { self.held_bytes };
         self.held_bytes = left;
         Ok(Freed { bytes: before - left, touched: !sparse && self.end + SLICE_BYTES <= self.written })
@@ -184,13 +185,13 @@ impl SpentFile {
     }
 }
 
-/// Holes that are walked slice by slice before a file is counted as sparse.
+/// Length of holes that are walked slice by slice before a file counts as sparse.
 const SLICES_WALKED_BYTES: u64 = 32 * SLICE_BYTES;
 
 impl LingeringFile {
-    /// True once nobody else has the file open or mapped.
+    /// Returns true once no other process has the file open or mapped.
     pub(super) fn is_gone(&self) -> bool {
-        // A question that cannot be asked keeps the bytes counted: the budget must not be passed on a guess.
+        // If the question cannot be asked, the bytes stay counted: the budget must not be passed on a guess.
         !lease::open_elsewhere(self.read_fd.as_fd()).unwrap_or(true)
     }
 }
@@ -225,7 +226,7 @@ mod tests {
             (None, 3),
             (Some((2 << 20) + 1), 4),
             (Some(7 << 20), 5),
-            // None is long enough: it begins with a slice, and run-ahead does the rest.
+            // No ready file is long enough: the file begins with a slice, and run-ahead does the rest.
             (Some(9 << 20), 3),
         ] {
             assert_eq!(taken(predicted_bytes), Some(number), "for {predicted_bytes:?}");

@@ -1,7 +1,7 @@
-//! Whether the machine wants the ballast's memory back.
+//! Memory pressure: whether the machine wants the ballast's memory back.
 //!
 //! Owns: reading /proc/meminfo and /proc/pressure/memory (Documentation/accounting/psi.rst), and the trigger there.
-//! Does not own: what is given up (`worker`).
+//! Does not own: which memory is freed (`worker`).
 
 use std::fs::File;
 use std::io::Write;
@@ -39,7 +39,7 @@ impl Pressure {
         self.trigger.as_ref().map(AsFd::as_fd)
     }
 
-    /// How many bytes are missing to a machine at ease; 0 when none are, or nobody can tell.
+    /// Returns how many bytes the machine lacks to be at ease; 0 if none, or if this is unknown.
     pub(super) fn missing_bytes(&self) -> u64 {
         self.read().map_or(0, |(total, available)| floor(total).saturating_sub(available))
     }

@@ -1,27 +1,27 @@
-//! How soon a thread runs when it has something to do.
+//! Priority of threads: how soon a thread runs when it has something to do.
 //!
-//! Owns: the calls `sched_setscheduler` and `sched_setattr` (sched(7)). One of the modules with unsafe code: rustix has neither.
-//! Does not own: which thread deserves it: run-ahead, whose lateness a writer pays for; those that answer requests; the keeper, and a
-//! daemon that takes over, for whom every program waits that uses the mount. Nor which gives way: what is done in the background.
+//! Owns: the calls `sched_setscheduler` and `sched_setattr` (sched(7)). The module has unsafe code: rustix has neither. Does not own:
+//! which threads get priority, and which give way. Priority goes to run-ahead, whose lateness a writer pays for, to the threads that
+//! answer requests, and to the keeper. A daemon that takes over gets it too, because every program that uses the mount waits for it.
+//! Background work gives way.
 
 use std::io;
 
-/// The least of the real-time priorities: before every usual thread, behind everything that is meant to be real-time.
+/// The lowest real-time priority: before every usual thread, behind everything that is meant to be real-time.
 const PRIORITY: libc::c_int = 1;
-/// The nice value where real-time is refused.
+/// The nice value if real-time is refused.
 const NICE: i32 = -10;
 
-/// The slice of a thread that gives way: longer than that of a usual one (2.8 ms at most, unless it is set otherwise), and no longer
-/// than another may wait that does not wake but was there before: until 6.16 a slice is not cut short for those.
+/// The slice of a thread that gives way: longer than a usual thread's (2.8 ms at most, unless configured). The slice is no longer
+/// than another thread may wait that does not wake but was there before: until 6.16 a slice is not cut short for those.
 const SLICE_LONG_NS: u64 = 10_000_000;
-/// The least that the kernel takes (kernel/sched/syscalls.c).
+/// The shortest slice that the kernel accepts (kernel/sched/syscalls.c).
 const SLICE_SHORT_NS: u64 = 100_000;
 
-/// Lets the calling thread run before the usual ones, as far as this process may ask for it. Threads and processes that it
-/// starts run as usual.
+/// Lets the calling thread run before the usual ones, as far as this process may. Threads and processes that it starts run as usual.
 ///
 /// # Errors
-/// The process has no `CAP_SYS_NICE`; the thread runs as before.
+/// When the process has no `CAP_SYS_NICE`; the thread runs as before.
 pub fn run_before_others() -> io::Result<()> {
     if schedule(libc::SCHED_RR | libc::SCHED_RESET_ON_FORK, PRIORITY).is_ok() {
         return Ok(());
@@ -32,10 +32,10 @@ pub fn run_before_others() -> io::Result<()> {
     Ok(())
 }
 
-/// Takes [`run_before_others`] back.
+/// Undoes [`run_before_others`].
 ///
 /// # Errors
-/// The kernel's; not expected.
+/// The kernel's errors; none is expected.
 pub fn run_as_usual() -> io::Result<()> {
     // The flag stays: only a process with CAP_SYS_NICE may clear it, and it means nothing for a usual thread.
     schedule(libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK, 0)?;
@@ -43,11 +43,11 @@ pub fn run_as_usual() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets usual threads that wake run at once instead of the calling one, which gets its share of the processor all the same. Threads
-/// that it starts do so too. Kernels before 6.12 change nothing.
+/// Lets usual threads that wake run at once instead of the calling one, which still gets its share of the processor. Threads that it
+/// starts do so too. Kernels before 6.12 change nothing.
 ///
 /// # Errors
-/// The kernel's; not expected.
+/// The kernel's errors; none is expected.
 pub fn give_way() -> io::Result<()> {
     slice(SLICE_LONG_NS)
 }
@@ -55,12 +55,12 @@ pub fn give_way() -> io::Result<()> {
 /// Lets the calling thread run soon after it wakes, as long as it does little each time. Kernels before 6.12 change nothing.
 ///
 /// # Errors
-/// The kernel's; not expected.
+/// The kernel's errors; none is expected.
 pub fn run_soon() -> io::Result<()> {
     slice(SLICE_SHORT_NS)
 }
 
-/// How much of the processor a usual thread asks for at a time: of two, the one that asks for less runs first
+/// Sets how much of the processor a usual thread asks for at a time. If two threads compete, the one that asks for less runs first
 /// (kernel/sched/fair.c, PREEMPT_SHORT), and neither gets more than its share over time.
 fn slice(runtime_ns: u64) -> io::Result<()> {
     let attributes = Attributes {

@@ -1,9 +1,9 @@
 //! The thread that keeps space ready ahead of every file that is open for writing.
 //!
-//! Pages allocated inside write(2) are charged to the writer's memory cgroup and cost the writer time; pages that are
-//! there already are charged to us and cost it nothing.
+//! Pages allocated inside write(2) are charged to the writer's memory cgroup and cost the writer time; pages that exist
+//! already are charged to us and cost it nothing.
 //!
-//! Owns: the list of growing files and when they are looked at. Does not own: how much one file gets (`backing`).
+//! Owns: the list of growing files and when they are examined. Does not own: how much one file gets (`backing`).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,19 +14,20 @@ use super::file::File;
 use super::lock;
 use crate::priority;
 
-/// While a file grows: a writer of 8 GB/s passes 8 MiB between two looks, a quarter of what may be charged to it.
+/// Interval while a file grows: a writer of 8 GB/s passes 8 MiB between two looks, a quarter of what may be charged to
+/// it.
 const POLL: Duration = Duration::from_millis(1);
-/// When no file has grown for [`RESTING_AFTER`]: a burst out of rest passes 24 MiB until it is seen.
+/// Interval when no file has grown for [`RESTING_AFTER`]: a burst after a rest passes 24 MiB before it is noticed.
 const POLL_AT_REST: Duration = Duration::from_millis(3);
 const RESTING_AFTER: Duration = Duration::from_secs(1);
-/// Heavy background work waits while a file has grown within this time.
+/// Time after a file's growth in which heavy background work waits.
 const BUSY_FOR_MS: u64 = 50;
 
 #[derive(Debug)]
 pub(super) struct RunAhead {
     growing: Mutex<Growing>,
     changed: Condvar,
-    /// Files in the list, for create to read without the lock.
+    /// Number of files in the list, for create to read without the lock.
     count: AtomicU64,
     started: Instant,
     last_growth_ms: AtomicU64,
@@ -36,9 +37,10 @@ pub(super) struct RunAhead {
 #[derive(Debug, Default)]
 struct Growing {
     files: HashMap<u64, Weak<File>>,
-    /// A file announced its size: look now, not at the next poll.
+    /// Whether a file announced its size: look now, not at the next poll.
     hurry: bool,
-    /// The thread waits without a time-out. Otherwise it finds a new file by itself, and a create costs no wake-up.
+    /// Whether the thread waits without a time-out. Otherwise it finds a new file by itself, and a create costs no
+    /// wake-up.
     asleep: bool,
 }
 
@@ -58,7 +60,7 @@ impl RunAhead {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// True while files are being written, when memory bandwidth is better left to the writers.
+    /// Returns true while files are being written, when memory bandwidth is better left to the writers.
     pub(super) fn is_busy(&self) -> bool {
         self.growing_files() > 0
             && self.elapsed_ms() < self.last_growth_ms.load(Ordering::Relaxed).saturating_add(BUSY_FOR_MS)
@@ -93,10 +95,10 @@ impl RunAhead {
         self.look_now();
     }
 
-    /// The thread's body. Sleeps without a time-out once nothing has been open for writing for a while.
+    /// Runs the thread. Sleeps without a time-out once no file has been open for writing for a while.
     pub(super) fn run(&self) {
-        // What writers allocate until they are looked at depends on how soon this thread runs, on busy machines too; it
-        // runs shortly each time.
+        // How much writers allocate before the next look depends on how soon this thread runs, on busy machines too;
+        // each run is short.
         if let Err(error) = priority::run_before_others() {
             tracing::debug!(%error, "run-ahead runs at the usual priority");
         }

@@ -1,7 +1,7 @@
-//! Memory in motion: who gives way when a file needs room, and how a folio moves without going cold.
+//! Memory in motion: which memory gives way when a file needs room, and how a folio moves without going cold.
 //!
-//! Owns: the order in which idle memory gives way (ballast, spent files, free, ready files) and every change of the budget.
-//! Does not own: one file's state (`backing`), the lists (`pool`), when the threads act (`run_ahead`, `worker`).
+//! Owns: the order in which idle memory gives way (ballast, spent files, free, ready files) and every change of the budget. Does
+//! not own: one file's state (`backing`), the lists (`pool`), when the threads act (`run_ahead`, `worker`).
 //!
 //! Lock order: a file's growth, then the pool, then the ballast, then the budget. None is held over a wait.
 
@@ -31,18 +31,18 @@ use crate::courtesy::Asked;
 /// The kernel's page, the unit of what a file holds.
 pub(super) const PAGE_BYTES: u64 = 4096;
 
-/// Space ready before a create of unknown size is answered, while there is plenty.
+/// Space made ready before a create of unknown size is answered, while memory is plentiful.
 pub(super) const RUN_AHEAD_MIN_BYTES: u64 = SLICE_BYTES;
 
-/// The first piece of a small file: writing 4 KiB into a fresh folio clears all of it, so the first folio is short
-/// and the next ones double up to the slice.
+/// The first piece of a small file. Writing 4 KiB into a fresh folio clears all of it, so the first folio is short and the next
+/// ones double up to the slice.
 pub(super) const FIRST_PIECE_BYTES: u64 = 64 << 10;
 
-/// Allocated in one call. Each call waits for the file's lock, which a writer holds nearly always: slice by slice the
+/// Bytes allocated in one call. Each call waits for the file's lock, which a writer holds nearly always: slice by slice the
 /// writer stayed ahead of us (64 MiB took 35 ms and were charged to it).
 pub(super) const BATCH_BYTES: u64 = 8 * SLICE_BYTES;
 
-/// All that create, files and threads share.
+/// The state that create, files and threads share.
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) medium: Medium,
@@ -54,14 +54,14 @@ pub(super) struct Space {
     pub(super) run_ahead: RunAhead,
     pub(super) wake: Wake,
     pub(super) asked: Asked,
-    /// Set once the worker is gone: what is dropped from now on goes straight back to the kernel.
+    /// Set once the worker is gone: files dropped from now on go directly back to the kernel.
     pub(super) closing: AtomicBool,
     pub(super) next_number: AtomicU64,
-    /// What a daemon before this one left and nobody claimed yet.
+    /// Files of an earlier daemon that were not claimed yet.
     pub(super) found: Found,
-    /// Bytes without a name that were there when this daemon began; counted as lingering.
+    /// Bytes without a name that existed when this daemon began; counted as lingering.
     pub(super) unnamed: AtomicU64,
-    /// Where files go that find no room here; set once, before anything is made.
+    /// The place for files that find no room here; set once, before anything is made.
     pub(super) spill: OnceLock<Arc<Spill>>,
 }
 
@@ -96,11 +96,11 @@ impl Space {
             None => self.make_file(User::Files, ready_bytes.min(FIRST_PIECE_BYTES))?,
         };
         let file = File::new(Arc::clone(self), ready);
-        // Dropping the file on the way out gives its space back.
+        // If this call fails, the drop of the file frees its space.
         let unknown_bytes = self.spill.get().map(|spill| spill.unknown_bytes(lock(&self.budget).size()));
         match (predicted_bytes, unknown_bytes) {
             (Some(bytes), _) => file.plan(bytes)?,
-            // Where it could have gone elsewhere, it must not begin here and meet the wall.
+            // If the file could go elsewhere, it must not begin here and meet the wall.
             (None, Some(bytes)) => file.allow(bytes)?,
             (None, None) => {}
         }
@@ -110,18 +110,18 @@ impl Space {
     /// Whether a file that grows now meets the wall, or has met it.
     pub(super) fn is_short(&self) -> bool {
         let budget = lock(&self.budget);
-        // The pool's files stand on the same tmpfs, and a writer that meets its wall does not ask them to give way.
+        // The pool's files stand on the same tmpfs, and a writer that meets its wall does not make them give way.
         budget.available().saturating_sub(budget.held(User::Pool)) < 2 * SLICE_BYTES
     }
 
-    /// A file was closed for writing; `short`: because there was no more.
+    /// Notes that a file was closed for writing; `short`: because there was no more room.
     pub(super) fn closed(&self, size_bytes: u64, short: bool) {
         if let Some(spill) = self.spill.get() {
             spill.closed(size_bytes, false, short);
         }
     }
 
-    /// A file that is open wanted so much, and cannot be moved any more.
+    /// Notes that an open file needed `bytes`, and cannot be moved any more.
     pub(super) fn outgrown(&self, bytes: u64) {
         self.closed(bytes, true);
     }
@@ -175,10 +175,10 @@ impl Space {
         Ok(done)
     }
 
-    /// Allocates `offset..offset + bytes` of a file and says how much from the beginning was got.
+    /// Allocates `offset..offset + bytes` of a file and returns how much from the beginning it got.
     ///
-    /// Whole slices come out of the ballast: freed and allocated again on one CPU, still warm.
-    /// Pages the range already had are counted twice until the caller settles.
+    /// Whole slices come out of the ballast: freed and allocated again on one CPU, still warm. Pages that the range already had
+    /// are counted twice until the caller settles.
     pub(super) fn give(&self, file: &OwnedFd, offset: u64, bytes: u64, user: User) -> io::Result<u64> {
         if !self.capabilities.preallocation.works {
             return Ok(0);
@@ -215,7 +215,7 @@ impl Space {
         Ok(done)
     }
 
-    /// Some memory of the budget stays free for pages that writers allocate before we look: the wall of the files' tmpfs
+    /// Keeps some memory of the budget free for pages that writers allocate before the next look: the wall of the files' tmpfs
     /// does not know that ballast and spent files would give way.
     fn keep_headroom(&self) {
         loop {
@@ -234,8 +234,8 @@ impl Space {
         }
     }
 
-    /// Makes what is promised fit on the files' tmpfs: a writer asks nobody before it takes a page, and meets the wall
-    /// where spent and ready files stand in its way. Costs about 0.1 ms for each slice of 2 MiB in the way.
+    /// Makes all promises fit on the files' tmpfs: a writer takes pages without asking, and meets the wall if spent and ready
+    /// files stand in its way. Costs about 0.1 ms for each slice of 2 MiB in the way.
     pub(super) fn clear_wall(&self) {
         while lock(&self.budget).promised_beyond_wall() > 0 {
             if self.free_spent() {
@@ -246,7 +246,7 @@ impl Space {
         }
     }
 
-    /// Memory that a ready file may take: what nobody uses beside the headroom. Making one by giving up another would
+    /// Returns the memory that a ready file may take: unused memory beyond the headroom. Making one by freeing another would
     /// never end.
     pub(super) fn idle_bytes(&self) -> u64 {
         let budget = lock(&self.budget);
@@ -259,7 +259,7 @@ impl Space {
             return true;
         }
         loop {
-            // What a spent file frees is on this CPU's list and warm; memory that was free before may not be.
+            // Memory of a spent file is on this CPU's list and warm; memory that was free before may not be.
             if bytes == SLICE_BYTES {
                 self.free_spent();
             }
@@ -272,7 +272,7 @@ impl Space {
         }
     }
 
-    /// Lets idle memory go to the kernel, at least one step; false when there is none left.
+    /// Frees idle memory to the kernel, at least one step; false if there is none left.
     pub(super) fn free_something(&self) -> bool {
         if self.ballast.pop_slice() {
             lock(&self.budget).give_back(User::Ballast, SLICE_BYTES);
@@ -286,7 +286,7 @@ impl Space {
         true
     }
 
-    /// Lets go of files nobody has open any more; true when some still linger.
+    /// Frees files that no process has open any more; returns true if some still linger.
     pub(super) fn let_go(&self) -> bool {
         let unnamed = self.recount_unnamed() > 0;
         let mut pool = lock(&self.pool);
@@ -300,7 +300,7 @@ impl Space {
         unnamed || !pool.lingering.is_empty()
     }
 
-    /// Frees a slice of a spent file; false when there is none.
+    /// Frees a slice of a spent file; false if there is none.
     pub(super) fn free_spent(&self) -> bool {
         let mut pool = lock(&self.pool);
         while let Some(last) = pool.spent.last_mut() {
@@ -326,7 +326,7 @@ impl Space {
         false
     }
 
-    /// Zeroes the next slice of a large ready file, so that its writer need not; false when none is left. Costs 0.1 to 0.2 ms, in
+    /// Zeroes the next slice of a large ready file, so that its writer need not; false if none is left. Costs 0.1 to 0.2 ms, in
     /// which a create waits.
     pub(super) fn zero_slice(&self) -> bool {
         let mut pool = lock(&self.pool);
@@ -345,16 +345,16 @@ impl Space {
         true
     }
 
-    /// Gives up a ready file.
+    /// Drops a ready file.
     pub(super) fn discard(&self, ready: ReadyFile) {
         self.unlink(ready.number);
         lock(&self.budget).give_back(User::Pool, ready.held_bytes);
     }
 
-    /// Brings what the budget counts for a file to what the file holds, as far as the sum allows.
+    /// Sets the budget's count for a file to the bytes that the file holds, as far as the sum allows.
     ///
-    /// A writer may have allocated pages of its own; idle memory gives way to them. What does not fit although it
-    /// exists (a figure elsewhere is a moment old) is counted at the next look: the sum is never passed.
+    /// A writer may have allocated pages of its own; idle memory gives way to them. If pages do not fit although they exist (a
+    /// figure elsewhere is a moment old), they are counted at the next look: the sum is never passed.
     pub(super) fn settle(&self, user: User, counted: u64, actual: u64) -> u64 {
         if actual <= counted {
             lock(&self.budget).give_back(user, counted - actual);
@@ -370,7 +370,7 @@ impl Space {
         }
     }
 
-    /// Takes a file that nobody holds any more: unlinked at once, its pages on their way back.
+    /// Takes a file without holders: it is unlinked at once, and its pages are on their way back.
     pub(super) fn retire(&self, number: u64, held_bytes: u64, led_to: u64) {
         if self.medium.is_removed() {
             return lock(&self.budget).give_back(User::Files, held_bytes);
@@ -378,7 +378,7 @@ impl Space {
         let read_fd = match self.open_for_reading(number) {
             Ok(read_fd) => read_fd,
             Err(error) => {
-                // Whether others have it mapped cannot be asked, and the budget must not be passed on a guess.
+                // It cannot be found out whether others have the file mapped, and the budget must not be passed on a guess.
                 tracing::error!(
                     number, held_bytes, %error,
                     "a dropped backing file cannot be opened; its bytes stay counted until the daemon ends"
@@ -387,10 +387,10 @@ impl Space {
                 return lock(&self.budget).shift(User::Files, User::Lingering, held_bytes);
             }
         };
-        // Where leases do not work nobody can tell; such a medium has no passthrough and so no other holders.
+        // Without leases this is unknown; such a medium has no passthrough and so no other holders.
         let leases = self.capabilities.leases.works;
         let alone = !leases || !lease::open_elsewhere(read_fd.as_fd()).unwrap_or(true);
-        // Small files are quicker closed than moved; without a worker there is nobody to move them.
+        // Small files are quicker closed than moved; without a worker no thread would move them.
         let keep_warm =
             leases && held_bytes >= SLICE_BYTES && self.ballast_on && !self.closing.load(Ordering::Acquire);
         let write_fd = (alone && keep_warm).then(|| self.open_for_writing(number).ok()).flatten();
@@ -423,7 +423,7 @@ impl Space {
         Ok(openat(&self.medium.files, file_name(number), access | OFlags::CLOEXEC, Mode::empty())?)
     }
 
-    /// What the file system says of a file that has its name.
+    /// Stats a file that still has its name.
     pub(super) fn look(&self, number: u64) -> io::Result<Stat> {
         Ok(statat(&self.medium.files, file_name(number), AtFlags::SYMLINK_NOFOLLOW)?)
     }
@@ -449,20 +449,20 @@ impl Space {
     }
 }
 
-/// A restarted daemon finds a file by its number.
+/// Returns the name of a file, by which a restarted daemon finds it.
 fn file_name(number: u64) -> String {
     format!("f-{number}")
 }
 
-/// Space made ready before a create is answered: a share of what is available over all open files, at most 2 MiB
-/// and no more than the file is predicted to need.
+/// Returns the space to make ready before a create is answered: a share of the available memory over all open files, at most 2
+/// MiB and no more than the file is predicted to need.
 fn ready_before_reply(available: u64, open_files: u64, predicted_bytes: Option<u64>) -> u64 {
     let share = (available / (8 * open_files)).min(RUN_AHEAD_MIN_BYTES);
     let wanted = predicted_bytes.unwrap_or(u64::MAX).min(RUN_AHEAD_MIN_BYTES);
     share.min(wanted.next_multiple_of(PAGE_BYTES)) / PAGE_BYTES * PAGE_BYTES
 }
 
-/// Keeps the thread on the CPU it is on, so that a freed folio is found again on that CPU's free list.
+/// Keeps the thread on its present CPU, so that a freed folio is found again on that CPU's free list.
 struct OneCpu {
     before: Option<CpuSet>,
 }

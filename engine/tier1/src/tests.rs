@@ -1,5 +1,5 @@
-//! What stays true of Tier-1 on a real kernel. As root on the private tmpfs; without privileges on a directory, and
-//! said so, so that nobody takes the lesser run for the full one.
+//! Tests of Tier-1 on a real kernel. Run as root, they use the private tmpfs; without privileges, a directory. The latter is reported,
+//! so that the lesser run is not mistaken for the full one.
 
 use std::fs::File;
 use std::io::Write;
@@ -33,7 +33,7 @@ fn open(size_bytes: u64, ballast: bool) -> Arc<Tier1> {
     }
 }
 
-/// A writer as passthrough has one: a descriptor of its own, of which Tier-1 knows nothing.
+/// A writer under passthrough: a descriptor of its own, unknown to Tier-1.
 fn open_outside(backing: &Backing) -> File {
     File::options().read(true).write(true).open(backing.host_path()).expect("the owner may open its file")
 }
@@ -265,7 +265,7 @@ fn a_directory_medium_is_held_to_the_budget_and_leaves_nothing_behind() {
     let MediumChoice::Directory(base) = directory() else { unreachable!() };
     let base = base.join("budget");
     let medium = MediumChoice::Directory(base.clone());
-    // What a daemon that was killed left: a folder that nobody has locked.
+    // Left by a daemon that was killed: a folder without a lock.
     std::fs::create_dir_all(base.join("tier1-1-1/files")).expect("mkdir");
     let tier1 = Tier1::open(Tier1Settings { size_bytes: 16 * MIB, ballast: true, medium }).expect("open");
     assert!(!base.join("tier1-1-1").exists(), "a dead daemon's memory is given back");
@@ -313,7 +313,7 @@ fn memory_that_a_successor_may_go_on_with_stays_until_a_life_ends() {
         (tier1.kept_mounts().expect("descriptors"), tier1.kept_mounts().expect("descriptors"));
     drop(tier1);
     assert_eq!(folders(base.path()).len(), 1, "a keeper has it");
-    // It could not go on, and the next one is to.
+    // This daemon could not go on, and the next one is to.
     drop(Tier1::take_over(settings.clone(), first).expect("take over"));
     assert_eq!(folders(base.path()).len(), 1, "one that failed took nothing with it");
     let next = Tier1::take_over(settings, second).expect("take over");
@@ -325,7 +325,7 @@ fn memory_that_a_successor_may_go_on_with_stays_until_a_life_ends() {
     assert!(folder.exists() && away.exists(), "what lies there now is another's");
 }
 
-/// The folders of lives below a directory.
+/// Returns the folders of lives below a directory.
 fn folders(base: &std::path::Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(base).expect("the base").map(|entry| entry.expect("an entry").path());
     let is_of_a_life =
@@ -367,7 +367,7 @@ fn no_space_is_made_ready_between_a_mark_and_the_next_write() {
     assert_eq!(before.0, super::UNWRITTEN_NS);
     marked.begin_growth();
     other.begin_growth();
-    // In steps of 64 MiB, and in each turn both are looked at.
+    // In steps of 64 MiB; both files are examined in each turn.
     eventually("the other is led to its plan", || other.held_bytes() >= 200 * MIB);
     assert_eq!(shown(), before);
     open_outside(&marked).write_all(b"x").expect("write");
@@ -377,7 +377,7 @@ fn no_space_is_made_ready_between_a_mark_and_the_next_write() {
     other.end_growth();
 }
 
-/// A memory cgroup of either version with `limit_bytes`, or why none can be had.
+/// A memory cgroup of either version with `limit_bytes`, or the reason why there is none.
 struct Cgroup {
     path: PathBuf,
     version: u8,
@@ -469,7 +469,7 @@ fn a_small_file_is_not_given_a_lead_it_will_not_use() {
     backing.end_growth();
 }
 
-/// A page that was only allocated is a hole for lseek(2), and what its first writer leaves of the folio is zeroed on that one's time.
+/// A page that was only allocated is a hole for lseek(2), and the rest of the folio is zeroed on its first writer's time.
 #[test]
 fn a_large_ready_file_is_zeroed_before_somebody_asks_for_it() {
     const PREDICTED: u64 = 24 * MIB;
@@ -513,7 +513,7 @@ fn a_file_that_is_predicted_to_be_small_is_given_no_more_than_its_stock_holds() 
         drop(writer);
         backing.end_growth();
     }
-    // What has outgrown its prediction is led again.
+    // A file that has outgrown its prediction is led again.
     let backing = tier1.create(Some(10)).expect("create");
     let mut writer = open_outside(&backing);
     backing.begin_growth();
@@ -524,9 +524,9 @@ fn a_file_that_is_predicted_to_be_small_is_given_no_more_than_its_stock_holds() 
     backing.end_growth();
 }
 
-/// Judged at any moment, not only at rest: a writer leaves holes as it goes, so nothing was made ready for it, beside a
-/// ballast that holds the rest of the budget. It writes about as fast as torch.save does: what a faster one can be ahead before
-/// anybody looks is more than the headroom of so small a budget (note 0002).
+/// Judged at any moment, not only at rest. A writer leaves holes as it goes, so nothing was made ready for it, beside a ballast that
+/// holds the rest of the budget. The writer is about as fast as torch.save: a faster one could get further ahead before the next look
+/// than the headroom of so small a budget (note 0002).
 #[test]
 fn a_writer_we_do_not_hear_of_does_not_pass_the_budget_beside_the_ballast() {
     const SIZE: u64 = 1024 * MIB;
@@ -592,8 +592,8 @@ fn blocks_bytes(directory: impl AsFd) -> u64 {
     (stat.f_blocks - stat.f_bfree) * u64::try_from(stat.f_bsize).expect("positive")
 }
 
-/// What the two file systems hold together, and what the budget counts. A slice on its way from one to the other may
-/// be seen in both; a true excess stays, so the least of several looks is judged.
+/// Returns the bytes that the two file systems hold together, and those that the budget counts. A slice on its way from one to the
+/// other may be seen in both; a true excess stays, so the least of several looks is judged.
 fn held_by_kernel(tier1: &Tier1) -> u64 {
     let medium = &tier1.space.medium;
     (0..20)

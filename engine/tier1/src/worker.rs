@@ -1,7 +1,7 @@
-//! The thread that keeps idle memory where it is wanted: ballast filled and touched, ready files made, spent
-//! files taken apart, lingering ones let go, and the ballast given up when the machine needs it.
+//! The thread that moves idle memory to where it is needed: ballast filled and touched, ready files made, spent files taken apart,
+//! lingering ones freed, and the ballast freed when the machine needs it.
 //!
-//! Owns: when these happen. Does not own: how memory moves (`space`) nor what a slice is (`ballast`).
+//! Owns: when these happen. Does not own: how memory moves (`space`), what a slice is (`ballast`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,24 +19,24 @@ use super::space::Space;
 use crate::courtesy::{Courtesy, QUIET};
 use crate::priority;
 
-/// Between two looks at the machine's memory while there is nothing to do.
+/// Interval between two looks at the machine's memory while there is nothing to do.
 const IDLE_TICK: Duration = Duration::from_millis(500);
-/// Between two looks while something waits: files that linger, work put off for writers.
+/// Interval between two looks while something waits: files that linger, work put off for writers.
 const WAITING_TICK: Duration = Duration::from_millis(50);
-/// Programs that ask for something are given way for so long at once.
+/// Longest time at once for which the worker gives way to programs that make requests.
 const GIVES_WAY_AT_ONCE: Duration = Duration::from_secs(1);
-/// After pressure, the ballast does not grow again for this long.
+/// Time after pressure in which the ballast does not grow again.
 const PAUSE_AFTER_PRESSURE: Duration = Duration::from_secs(30);
-/// Moved between two looks at what else there is to do: 64 MiB.
+/// Slices moved before the worker checks for other work: 64 MiB.
 const SLICES_PER_TURN: u64 = 32;
-/// Given up at once when the trigger fires and nothing says how much is missing.
+/// Bytes freed at once when the trigger fires and the lacking amount is unknown.
 const PRESSURE_STEP_BYTES: u64 = 256 << 20;
 
-/// Free memory that the ballast leaves alone: writers allocate some of their own between two looks at their files, and
-/// the ballast, on a file system of its own, would not feel it. 30 ms of writers at 8 GB/s, thirty looks; a part of a small Tier-1.
+/// Free memory that the ballast leaves alone. Writers allocate some of their own between two looks at their files, and the ballast,
+/// on a file system of its own, would not give way. The amount is 30 ms of writers at 8 GB/s, thirty looks; a part of a small Tier-1.
 const HEADROOM_BYTES: u64 = 256 << 20;
 const HEADROOM_PART: u64 = 8;
-/// The part of what is available that each stock of small ready files may hold.
+/// The part of the available memory that each stock of small ready files may hold.
 const SMALL_FILES_PART: u64 = 16;
 
 pub(super) fn headroom_bytes(size_bytes: u64) -> u64 {
@@ -47,10 +47,10 @@ pub(super) fn headroom_bytes(size_bytes: u64) -> u64 {
 #[derive(Debug)]
 pub(super) struct Wake {
     event: OwnedFd,
-    /// A wake-up is on its way; the worker clears it before it looks for work.
+    /// Whether a wake-up is on its way; the worker clears it before it looks for work.
     woken: AtomicBool,
     stopping: AtomicBool,
-    /// Bytes touched and the time it took, for `usage`: the measured warmth of the machine's memory.
+    /// Bytes touched and the time for it, for `usage`: the measured warmth of the machine's memory.
     pub(super) touched_bytes: AtomicU64,
     pub(super) touched_us: AtomicU64,
 }
@@ -66,7 +66,7 @@ impl Wake {
         })
     }
 
-    /// Costs a system call only when the worker has not been woken already.
+    /// Wakes the worker. Costs a system call only if the worker has not been woken already.
     pub(super) fn now(&self) {
         if self.woken.swap(true, Ordering::AcqRel) {
             return;
@@ -85,13 +85,13 @@ impl Wake {
     }
 }
 
-/// What one turn did.
+/// The result of one turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
     Worked,
-    /// Something is left to do, but not now.
+    /// Work is left, but not for now.
     Waiting,
-    /// Something is left to do once programs are done.
+    /// Work is left for when the programs are done.
     GivingWay,
     Idle,
 }
@@ -101,13 +101,13 @@ struct Worker<'a> {
     pressure: Pressure,
     paused_until: Option<Instant>,
     last_look: Instant,
-    /// The kernel does not interrupt the touching of a slice: 0.2 ms, and up to 4 ms where the host of a virtual machine has to bring
-    /// the memory. A request that comes then waits for its processor.
+    /// Gives way to programs' requests. The kernel does not interrupt the touching of a slice, which takes 0.2 ms, and up to 4 ms if
+    /// the host of a virtual machine has to bring the memory. A request meanwhile would wait for its processor.
     courtesy: Courtesy,
     zeros: Vec<u8>,
 }
 
-/// The thread's body, until [`Wake::stop`].
+/// Runs the thread until [`Wake::stop`].
 pub(super) fn run(space: &Space) {
     if let Err(error) = priority::give_way() {
         tracing::debug!(%error, "the ballast is kept at the usual priority");
@@ -136,7 +136,7 @@ pub(super) fn run(space: &Space) {
 }
 
 impl Worker<'_> {
-    /// Waits for a wake-up, the pressure trigger, or the time; true when it was the trigger.
+    /// Waits for a wake-up, the pressure trigger, or the time; returns true for the trigger.
     fn sleep(&self, time: Duration) -> bool {
         let mut fds = vec![PollFd::new(&self.space.wake.event, PollFlags::IN)];
         let trigger = self.pressure.trigger();
@@ -197,7 +197,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Keeps small ready files in stock, each kind on at most a sixteenth of what is available.
+    /// Keeps small ready files in stock, each kind on at most a sixteenth of the available memory.
     fn refill_small(&self) -> bool {
         let available = lock(&self.space.budget).available();
         let ready = lock(&self.space.pool).small.each_ref().map(Vec::len);
@@ -232,7 +232,7 @@ impl Worker<'_> {
         true
     }
 
-    /// Makes one file of a size predicted lately, if all such files stay within half of what is available.
+    /// Makes one file of a size predicted lately, if all such files stay within half of the available memory.
     fn refill_large(&self) -> bool {
         let room = lock(&self.space.budget).available() / 2;
         let Some(bytes) = lock(&self.space.pool).missing_large(room) else { return false };
@@ -242,7 +242,7 @@ impl Worker<'_> {
         self.stock(bytes)
     }
 
-    /// Zeroes large ready files, so much at a time. A writer fills most small pages whole, and they need it not.
+    /// Zeroes large ready files, a limited amount at a time. Small ones do not need it: a writer fills most small pages whole.
     fn zero(&mut self) -> bool {
         if !self.space.capabilities.huge.works {
             return false;
@@ -250,7 +250,7 @@ impl Worker<'_> {
         self.slice_by_slice(|worker| worker.space.zero_slice())
     }
 
-    /// Moves spent files to the ballast, so much at a time; under pressure they are only freed.
+    /// Moves spent files to the ballast, a limited amount at a time; under pressure they are only freed.
     fn take_apart(&mut self, paused: bool) -> bool {
         let mut worked = false;
         for _ in 0..SLICES_PER_TURN {
@@ -280,7 +280,7 @@ impl Worker<'_> {
                     }
                 }
             };
-            // Without room for it beside the headroom, the slice is only freed.
+            // If there is no room for it beside the headroom, the slice is only freed.
             if freed.bytes == SLICE_BYTES && !paused && self.has_room() && !self.add_slice(!freed.touched) {
                 break;
             }
@@ -288,7 +288,7 @@ impl Worker<'_> {
         worked
     }
 
-    /// Fills the ballast out of free memory, touching every slice; false when there is nothing to fill.
+    /// Fills the ballast out of free memory, touching every slice; false if there is nothing to fill.
     fn fill(&mut self) -> bool {
         if !self.space.ballast_on || !self.has_room() {
             return false;
@@ -299,7 +299,7 @@ impl Worker<'_> {
         self.slice_by_slice(|worker| worker.has_room() && worker.add_slice(true))
     }
 
-    /// Does one slice after the other, a turn of them at most; false when not even one could be done.
+    /// Does one slice after the other, a turn of them at most; false if not even one could be done.
     fn slice_by_slice(&mut self, one: impl Fn(&Self) -> bool) -> bool {
         let mut done = 0;
         while done < SLICES_PER_TURN && !self.must_stop() && one(self) {
@@ -308,7 +308,7 @@ impl Worker<'_> {
         done > 0
     }
 
-    /// Writers have begun, or a program asks for something, or the end.
+    /// Whether to stop: writers have begun, a program makes requests, or the worker ends.
     fn must_stop(&mut self) -> bool {
         self.space.wake.is_stopping() || self.space.run_ahead.is_busy() || self.gives_way()
     }
@@ -317,13 +317,13 @@ impl Worker<'_> {
         self.courtesy.gives_way(&self.space.asked, Instant::now())
     }
 
-    /// Whether a slice more leaves the headroom free.
+    /// Whether one more slice leaves the headroom free.
     fn has_room(&self) -> bool {
         let budget = lock(&self.space.budget);
         budget.free() >= headroom_bytes(budget.size()) + SLICE_BYTES
     }
 
-    /// Adds a slice, touched if asked; false when that failed.
+    /// Adds a slice, touched if requested; false on failure.
     fn add_slice(&self, touch: bool) -> bool {
         if !lock(&self.space.budget).take(User::Ballast, SLICE_BYTES) {
             return false;

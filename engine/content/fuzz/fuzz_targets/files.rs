@@ -1,5 +1,5 @@
-//! Files as anybody may write them: no panic, no more reads than allowed, and the same verdict twice.
-//! Run: `cargo +nightly fuzz run files` in `engine/content`. Small files of each format are a good corpus to begin with.
+//! Fuzzes hostile files: no panic, no more reads than allowed, and the same verdict twice. Run: `cargo +nightly fuzz run
+//! files` in `engine/content`. Small files of each format are a good first corpus.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
 //! Small files of each format, byte by byte.
 //!
-//! Owns: what a well-behaved writer writes. Does not own: what is then done to it.
+//! Owns: the output of a correct writer. Does not own: changes to it.
 
 /// An archive that is being written.
 #[derive(Default)]
@@ -11,17 +11,17 @@ pub(super) struct Zip {
 }
 
 impl Zip {
-    /// A member as it is, with an extra field in its own header.
+    /// Adds a member as it is, with an extra field in its own header.
     pub(super) fn add(&mut self, name: &str, extra: &[u8], data: &[u8]) {
         self.entry(name, extra, data, data.len());
     }
 
-    /// A member whose directory entry says another size.
+    /// Adds a member whose directory entry gives another size.
     pub(super) fn entry(&mut self, name: &str, extra: &[u8], data: &[u8], size: usize) {
         let (at, size) = (u32::try_from(self.bytes.len()).unwrap(), u32::try_from(size).unwrap());
         let name_bytes = u16::try_from(name.len()).unwrap().to_le_bytes();
         let extra_bytes = u16::try_from(extra.len()).unwrap().to_le_bytes();
-        // Version, flags, method, time, date, CRC: nobody looks.
+        // Version, flags, method, time, date, CRC: readers ignore these.
         let common =
             [&[20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &size.to_le_bytes(), &size.to_le_bytes()]
                 .concat();
@@ -42,7 +42,7 @@ impl Zip {
         self.bytes
     }
 
-    /// With the wide records that torch writes, and all narrow fields in use.
+    /// Ends the archive with the wide records that torch writes, and all narrow fields in use.
     pub(super) fn end_wide(mut self) -> Vec<u8> {
         let at = (self.bytes.len() as u64).to_le_bytes();
         let length = (self.directory.len() as u64).to_le_bytes();
@@ -61,7 +61,7 @@ fn text(text: &str) -> Vec<u8> {
     [b"X", &u32::try_from(text.len()).unwrap().to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-/// A persistent id as torch pickles it, without a memo.
+/// Makes a persistent id as torch pickles it, without a memo.
 pub(super) fn id(class: &str, key: &str, count: u32) -> Vec<u8> {
     let class = format!("ctorch\n{class}\n");
     [
@@ -77,7 +77,7 @@ pub(super) fn id(class: &str, key: &str, count: u32) -> Vec<u8> {
     .concat()
 }
 
-/// The pickle of a list of storages of `FloatStorage`: keys and bytes.
+/// Makes the pickle of a list of storages of `FloatStorage`: keys and bytes.
 pub(super) fn pickle(storages: &[(u64, usize)]) -> Vec<u8> {
     let ids = storages
         .iter()
@@ -85,10 +85,10 @@ pub(super) fn pickle(storages: &[(u64, usize)]) -> Vec<u8> {
     [&b"\x80\x02]q\0("[..], &ids.collect::<Vec<_>>().concat(), b"e."].concat()
 }
 
-/// As the first members of torch are padded.
+/// Padding of the first members in torch's archives.
 pub(super) const PADDING: &[u8] = b"FB\x05\0ZZZZZ";
 
-/// What torch.save writes up to the storages.
+/// Makes the part that torch.save writes up to the storages.
 pub(super) fn torch_begun(pickle: &[u8]) -> Zip {
     let mut zip = Zip::default();
     zip.add("step/data.pkl", PADDING, pickle);
@@ -96,7 +96,7 @@ pub(super) fn torch_begun(pickle: &[u8]) -> Zip {
     zip
 }
 
-/// What torch.save writes at the end, an exception or none.
+/// Adds the part that torch.save writes at the end, even after an exception.
 pub(super) fn torch_ended(mut zip: Zip) -> Vec<u8> {
     zip.add("step/version", PADDING, b"3\n");
     zip.add("step/.data/serialization_id", PADDING, b"0123456789");
@@ -142,7 +142,7 @@ pub(super) fn npy(descr: &str, shape: &str, data: usize) -> Vec<u8> {
     [&b"\x93NUMPY\x01\0"[..], &length, header.as_bytes(), &vec![7; data]].concat()
 }
 
-/// A superblock of version 0 for a file of this length.
+/// Makes a superblock of version 0 for a file of this length.
 pub(super) fn hdf5_old(length: usize) -> Vec<u8> {
     let mut bytes = [&b"\x89HDF\r\n\x1a\n"[..], &[0, 0, 0, 0, 0, 8, 8, 0, 4, 0, 16, 0, 0, 0, 0, 0]].concat();
     for address in [0, u64::MAX, length as u64, u64::MAX] {
@@ -152,7 +152,7 @@ pub(super) fn hdf5_old(length: usize) -> Vec<u8> {
     bytes
 }
 
-/// A superblock of version 3 with a right checksum.
+/// Makes a superblock of version 3 with a right checksum.
 pub(super) fn hdf5_new(length: usize, flags: u8) -> Vec<u8> {
     let mut bytes = [&b"\x89HDF\r\n\x1a\n"[..], &[3, 8, 8, flags]].concat();
     for address in [0, u64::MAX, length as u64, 48] {
@@ -168,7 +168,7 @@ fn gguf_text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-/// Two tensors, one of them of blocks, after metadata of each shape.
+/// Makes two tensors, one of them of blocks, after metadata of each shape.
 pub(super) fn gguf() -> Vec<u8> {
     let number = |value: u32| value.to_le_bytes().to_vec();
     let words = [number(8), 2_u64.to_le_bytes().to_vec(), gguf_text("a"), gguf_text("b")].concat();
@@ -199,7 +199,7 @@ pub(super) fn gguf() -> Vec<u8> {
     bytes
 }
 
-/// One header, and its member in blocks.
+/// Makes a header, and its member in blocks.
 pub(super) fn tar_member(name: &str, kind: u8, data: &[u8]) -> Vec<u8> {
     let mut block = [0; 512];
     block[..name.len()].copy_from_slice(name.as_bytes());

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::io;
 use std::time::Duration;
 
-/// Whole files of each format.
+/// Makes whole files of each format.
 fn samples() -> Vec<Vec<u8>> {
     let mut wide = build::torch_begun(&build::pickle(&[(0, 16)]));
     wide.add("step/data/0", build::PADDING, &[7; 16]);
@@ -35,7 +35,7 @@ fn samples() -> Vec<Vec<u8>> {
     ]
 }
 
-/// The file, and how much of it was read.
+/// A file, and how much of it was read.
 struct Counted<'a>(&'a [u8], Cell<u64>);
 
 impl Bytes for Counted<'_> {
@@ -75,7 +75,7 @@ proptest! {
         prop_assert!(!found.reason.is_empty());
     }
 
-    /// As [`crate::tests::whole_and_broken_when_cut`], with what no format has behind the cut.
+    /// As [`crate::tests::whole_and_broken_when_cut`], with bytes of no format behind the cut.
     #[test]
     fn a_cut_file_is_never_whole(which in 0..12_usize, place in any::<prop::sample::Index>()) {
         let bytes = samples().swap_remove(which);
@@ -103,7 +103,7 @@ proptest! {
     }
 }
 
-/// Each says that it is enormous, or makes its reader keep as much as it can.
+/// Each file claims to be enormous, or makes its reader keep as much as possible.
 #[test]
 fn bombs_end_at_their_bounds() {
     let mark = |count: usize| [&b"\x80\x02"[..], &vec![b'('; count], b"."].concat();

@@ -19,7 +19,8 @@ fn is(bytes: &[u8], format: Format, verdict: Verdict, reason: &str) {
     assert!(found.reason.contains(reason), "{:?} is not in {:?}", reason, found.reason);
 }
 
-/// Whole as it is, and broken when cut anywhere from `from` bytes on; before that it is not recognised, and never whole.
+/// Checks that the file is whole as it is, and broken when cut anywhere from `from` bytes on. Cut before that, it is not
+/// recognised, and never whole.
 #[track_caller]
 fn whole_and_broken_when_cut(bytes: &[u8], format: Format, from: usize) {
     is(bytes, format, Verdict::Whole, "");

@@ -31,7 +31,7 @@ fn an_archive_of_arrays_has_the_lengths_that_they_say() {
     zip.add("b.npy", b"", &build::npy("'<i8'", "()", 8));
     whole_and_broken_when_cut(&zip.end(), Npz, 4);
 
-    // A member that an exception broke off is closed with what it has.
+    // A member that an exception broke off is closed with the bytes written so far.
     let mut zip = Zip::default();
     zip.add("a.npy", b"", &build::npy("'|O'", "(1,)", 5));
     zip.add("b.npy", b"", &build::npy("'<f4'", "(2, 3)", 20));
@@ -41,7 +41,8 @@ fn an_archive_of_arrays_has_the_lengths_that_they_say() {
     zip.add("a.npy", b"", &build::npy("'|O'", "(1,)", 5));
     is(&zip.end(), Npz, Unknown, "in its member \"a.npy\"");
 
-    // A few bytes that are no array are what numpy returns them as; a few of an array are cut.
+    // A few bytes that are no array are returned by numpy as they are; a few bytes of an array are
+    // cut.
     for (bytes, verdict) in [
         (&b"not npy"[..], Unknown),
         (b"\x93NUMB", Unknown),
@@ -93,7 +94,7 @@ fn hdf5_knows_its_end() {
     whole_and_broken_when_cut(&build::hdf5_new(200, 0), Hdf5, 8);
     is(&build::hdf5_new(200, 1), Hdf5, Broken, "open for writing");
     is(&[&build::hdf5_old(200)[..], b"!"].concat(), Hdf5, Unknown, "goes on to 201");
-    // Of several files that are one the first knows the end of all.
+    // If several files are one, the first contains the end of all.
     let mut family = build::hdf5_old(200);
     family[48..56].copy_from_slice(&96_u64.to_le_bytes());
     is(&family, Hdf5, Whole, "");
@@ -127,7 +128,7 @@ fn a_tar_file_is_whole_or_cut() {
     let end = bytes.len() - 1024;
     for cut in 0..bytes.len() {
         let found = judged(&bytes[..cut]);
-        // Readers do without the zeros, and a member may end where the file does.
+        // Readers accept missing zeros, and a member may end where the file does.
         let at_a_member = [1536, 2048].contains(&cut) || cut >= end;
         let expected = if cut < 512 || at_a_member { Unknown } else { Broken };
         assert_eq!(found.verdict, expected, "cut at {cut}: {}", found.reason);

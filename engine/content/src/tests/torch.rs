@@ -1,4 +1,4 @@
-//! What torch writes: archives, legacy files, plain pickles; and safetensors.
+//! Files of torch: archives, legacy files, plain pickles; and safetensors.
 
 use super::build::{self, PADDING, Zip, id, torch_begun, torch_ended};
 use super::{is, judged, whole_and_broken_when_cut};
@@ -10,24 +10,24 @@ use std::time::Duration;
 
 #[test]
 fn a_torch_file_is_whole_or_cut() {
-    // An archive's first four bytes say that it is one.
+    // An archive is recognised by its first four bytes.
     whole_and_broken_when_cut(&build::torch(&[(0, 64), (1, 16)]), TorchZip, 4);
 }
 
-/// `torch.save` and then `np.save` into one file, or whatever a program keeps behind its archive.
+/// `torch.save` and then `np.save` into one file, or any bytes that a program keeps behind its archive.
 #[test]
 fn an_archive_that_more_follows_than_a_comment_may_hold_is_not_broken() {
     let whole = build::torch(&[(0, 64)]);
     for follows in [1, 70_000, 1 << 20, (1 << 20) + 65_556, 3 << 20] {
         let bytes = [&whole[..], &vec![7; follows]].concat();
         is(&bytes, TorchZip, Unknown, &format!("ends at {}, and the file at {}", whole.len(), bytes.len()));
-        // Four bytes that look like an end are none.
+        // Four bytes that look like an end are no end.
         let cut = [&whole[..whole.len() - 40], b"PK\x05\x06", &vec![7; follows]].concat();
         is(&cut, TorchZip, Broken, "no end record");
     }
 }
 
-/// A copy that was broken off is refused on a slow machine, too, and what looks like very many ends costs no more than the limits allow.
+/// A copy that was broken off is refused on a slow machine, too, and very many apparent ends cost no more than the limits allow.
 #[test]
 fn a_cut_archive_is_broken_however_slowly_its_end_is_looked_for() {
     let whole = build::torch(&[(0, 64)]);
@@ -131,7 +131,7 @@ fn what_torch_save_does_not_write_is_unknown() {
     is(&torch_ended(newer), TorchZip, Unknown, "its protocol is 6");
 }
 
-/// Shards of torch.distributed.checkpoint are archives one after the other; their index says how long the file is.
+/// Shards of torch.distributed.checkpoint are archives one after the other; their index contains the length of the file.
 #[test]
 fn archives_one_after_the_other_are_unknown() {
     let (first, second) = (build::torch(&[(0, 64)]), build::torch(&[(0, 16)]));
@@ -167,7 +167,7 @@ fn entries_have_their_own_places() {
     is(&zip.end(), TorchZip, Broken, "where the directory begins");
 }
 
-/// A writer that counts to 65535 and begins again lists more than it says.
+/// A writer that counts to 65535 and begins again lists more entries than it counts.
 #[test]
 fn a_directory_with_more_than_its_count_is_unknown() {
     let mut bytes = build::torch(&[(0, 64), (1, 64)]);
@@ -191,7 +191,7 @@ fn a_comment_may_follow_the_end_record() {
 #[test]
 fn a_legacy_file_is_whole_or_cut() {
     let bytes = build::legacy(&[(94_000, 64), (95_000, 16)]);
-    // Its first number is recognised by twelve bytes.
+    // Twelve bytes identify the first number.
     whole_and_broken_when_cut(&bytes, TorchLegacy, 14);
     is(&[&bytes[..], b"more"].concat(), TorchLegacy, Unknown, "and the file at");
     is(&build::legacy(&[]), TorchLegacy, Whole, "its 0 storages");
@@ -205,7 +205,7 @@ fn a_pickle_is_whole_or_cut() {
     is(&[&list[..], b"raw"].concat(), Pickle, Unknown, "3 other bytes follow");
     let python2 = [&b"\x80\x02]q\x01("[..], &b"K\x01h\x01".repeat(9), b"e."].concat();
     is(&python2, Pickle, Whole, "1 pickle(s)");
-    // A text of 1000 bytes that is not there is no proof so early in the file.
+    // A missing text of 1000 bytes is no proof so early in the file.
     assert_eq!(judged(b"\x80\x02X\xe8\x03\0\0").verdict, Unknown);
     // A frame is.
     is(b"\x80\x04\x95\xe8\x03\0\0\0\0\0\0]", Pickle, Broken, "1000 bytes must follow");

@@ -1,17 +1,17 @@
-//! Memory for parts that are read from the device: whole pages, used again while reads go on.
+//! Memory for parts that are read from the device: whole pages, which are reused while reads go on.
 //!
-//! Owns: the buffers, lent as `Bytes` and taken back when the last holder drops them. Does not own: how many reads are on
-//! their way (whoever asks for them), and so how much is lent.
+//! Owns: the buffers, lent as `Bytes` and taken back when the last holder drops them. Does not own: the number of reads
+//! on their way (their callers), and so the number of buffers lent.
 
 use bytes::Bytes;
 use memmap2::MmapMut;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The size of each: the manifest's chunk, which is what a restore reads at a time.
+/// The size of each buffer: the manifest's chunk, which a restore reads at a time.
 pub(super) const BUFFER_BYTES: usize = 8 << 20;
 
-/// Kept for the next read while others are lent. What is lent beyond that is given back to the system at once.
+/// Most buffers kept for the next read while others are lent. Further ones are returned to the system at once.
 const IDLE_MOST: usize = 16;
 
 #[derive(Debug, Default)]
@@ -25,10 +25,10 @@ struct Shelf {
     lent: usize,
 }
 
-/// One buffer in somebody's hands.
+/// A buffer that is lent.
 #[derive(Debug)]
 pub(super) struct Buffer {
-    /// None only while it is dropped.
+    /// None only during the drop.
     pages: Option<MmapMut>,
     len: usize,
     home: Arc<Buffers>,
@@ -36,7 +36,7 @@ pub(super) struct Buffer {
 
 impl Buffers {
     /// # Errors
-    /// The system has no memory.
+    /// When the system has no memory.
     pub(super) fn lend(self: &Arc<Self>) -> io::Result<Buffer> {
         let found = {
             let mut shelf = self.shelf();
@@ -60,7 +60,7 @@ impl Buffer {
         self.pages.as_deref_mut().unwrap_or_default()
     }
 
-    /// The first `len` bytes, without a copy.
+    /// Returns the first `len` bytes, without a copy.
     pub(super) fn into_bytes(mut self, len: usize) -> Bytes {
         assert!(len <= BUFFER_BYTES, "{len} bytes of a buffer of {BUFFER_BYTES}");
         self.len = len;
@@ -80,7 +80,7 @@ impl Drop for Buffer {
         let mut shelf = self.home.shelf();
         shelf.lent -= 1;
         if shelf.lent == 0 {
-            // Nobody reads any more: the memory is the host's again.
+            // No buffer is lent any more: the memory goes back to the host.
             unwanted = std::mem::take(&mut shelf.idle);
         } else if let Some(pages) = self.pages.take().filter(|_| shelf.idle.len() < IDLE_MOST) {
             shelf.idle.push(pages);
@@ -95,7 +95,7 @@ impl Drop for Buffer {
 mod tests {
     use super::*;
 
-    /// Lent and idle.
+    /// Returns the numbers of lent and idle buffers.
     fn counts(buffers: &Buffers) -> (usize, usize) {
         let shelf = buffers.shelf();
         (shelf.lent, shelf.idle.len())

@@ -1,25 +1,27 @@
-//! Parts compared with what the file has once they are written: a damaged part is refused, as S3 refuses one.
+//! Comparison of parts with the file once they are written: a damaged part is refused, as S3 refuses one.
 //!
 //! Owns: writing with that comparison. Does not own: when the file is durable and named (`files`).
 //!
-//! This finds what went wrong on the way into the kernel's hands. What comes after is fsync's to report, and for
-//! `verify --deep` to find: reading everything again from the device before it is named took three times as long as
-//! writing it where reads are the slower half (design note 0006).
+//! The comparison finds damage on the way into the kernel. Later damage is reported by fsync, or found by `verify
+//! --deep`. Reading everything again from the device before it is named took three times as long as writing it,
+//! where reads are the slower half (design note 0006).
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Read back at a time, by each of the parts in flight. Still in a core's cache when it is compared.
+/// Bytes read back at a time, by each of the parts in flight. The bytes are still in a core's cache when they are
+/// compared.
 const SCRATCH_BYTES: usize = 256 << 10;
 
-/// How often a part that reads back wrong is written: a bit that flipped on its way is right the second time.
+/// Most writes of a part that reads back wrong: a bit that flipped on its way is right the second time.
 const WRITES_MAX: u32 = 2;
 
-/// Writes `bytes` at `offset` and compares them with what is there then.
+/// Writes `bytes` at `offset` and compares them with the file's content.
 ///
 /// # Errors
-/// The file system's own; one that names the first offset where it gives back other bytes than it was given.
+/// The file system's own errors; and an error that names the first offset at which it gives back other bytes than
+/// were written.
 pub(super) fn write_compared(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     let mut writes = 0;
     loop {
@@ -38,7 +40,7 @@ pub(super) fn write_compared(file: &File, bytes: &[u8], offset: u64) -> io::Resu
     }
 }
 
-/// Whether a byte that differs is found.
+/// Whether a differing byte is found.
 pub(super) fn finds_damage(file: &File) -> io::Result<bool> {
     let mut bytes = [0x5a_u8; 64];
     write_compared(file, &bytes, 0)?;
@@ -46,7 +48,7 @@ pub(super) fn finds_damage(file: &File) -> io::Result<bool> {
     Ok(first_difference(file, &bytes, 0)? == Some(17))
 }
 
-/// The offset in the file of the first byte that is not as in `bytes`, which begin at `offset`.
+/// Returns the offset in the file of the first byte that differs from `bytes`, which begin at `offset`.
 fn first_difference(file: &File, bytes: &[u8], offset: u64) -> io::Result<Option<u64>> {
     let mut scratch = vec![0; SCRATCH_BYTES.min(bytes.len())];
     let mut at = offset;

@@ -1,10 +1,10 @@
-//! Parts that go straight between memory and the device, past the page cache: O_DIRECT through io_uring.
+//! Parts that move directly between memory and the device, past the page cache: O_DIRECT through io_uring.
 //!
-//! Owns: whether this file system and kernel take them, and which parts qualify. Does not own: the ring (`ring`), what is
-//! done with a part that does not (`files`: the page cache, as ever).
+//! Owns: whether this file system and kernel support it, and which parts qualify. Does not own: the ring (`ring`), the
+//! handling of other parts (`files`: the page cache).
 //!
-//! Whatever goes wrong here is no error of the store's: the part is done again the plain way, which then says what is
-//! wrong. Nothing is copied on the way to the device, so there is no copy to compare, as `compare` does for the others.
+//! A failure here is no error of the store: the part is done again through the page cache, whose call then reports the error.
+//! Nothing is copied on the way to the device, so there is no copy to compare, unlike the parts that `compare` handles.
 
 use super::buffers::{BUFFER_BYTES, Buffers};
 use super::ring::Ring;
@@ -19,13 +19,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Addresses, offsets and lengths are multiples of this: a page, which is what the largest logical blocks have.
+/// Addresses, offsets and lengths are multiples of this: a page, which is as large as the largest logical blocks.
 const ALIGN_BYTES: usize = 4096;
 
-/// Smaller parts are not worth a second descriptor, and are often read again soon.
+/// Smallest part that is worth a second descriptor. Smaller ones are often read again soon.
 pub(super) const DIRECT_LEAST_BYTES: usize = 1 << 20;
 
-/// Rings kept for the next part. Each part on its way has one; more than these are made for the moment.
+/// Most rings kept for later parts. Each part on its way has one; further ones are made when needed.
 const IDLE_RINGS_MOST: usize = 16;
 
 /// See the module's head.
@@ -37,8 +37,8 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// Tries `path`, a new file of ours that is open as `file`: whether what is written past the page cache is what both ways
-    /// read then.
+    /// Tries `path`, a new file of ours that is open as `file`: whether bytes written past the page cache are read back the
+    /// same both ways.
     pub(super) fn try_out(&self, path: &Path, file: &File) {
         match self.tried(path, file) {
             Ok(works) => self.works.store(works, Ordering::Relaxed),
@@ -65,12 +65,12 @@ impl Direct {
         Ok(ring.read(&direct, found, 0)? == sent.len() && found == sent && plain_same)
     }
 
-    /// A second descriptor of a staged file, for [`Self::write`]; none where parts take the page cache.
+    /// Opens a second descriptor of a staged file, for [`Self::write`]; none if parts go through the page cache.
     pub(super) fn open_for_write(&self, path: &Path) -> Option<File> {
         self.works().then(|| open_staged(OpenOptions::new().write(true), path).ok()).flatten()
     }
 
-    /// Writes what it can of a part, from its beginning, and gives how much that is. The rest is the caller's.
+    /// Writes as much of a part as it can, from its beginning, and returns that length. The caller writes the rest.
     pub(super) fn write(&self, file: &File, bytes: &[u8], offset: u64) -> usize {
         let len = bytes.len() / ALIGN_BYTES * ALIGN_BYTES;
         let aligned = bytes.as_ptr().addr().is_multiple_of(ALIGN_BYTES)
@@ -90,7 +90,7 @@ impl Direct {
         }
     }
 
-    /// The bytes of `range`, or `None`: not this way.
+    /// Returns the bytes of `range`; `None` if they cannot be read this way.
     pub(super) fn read(&self, inside: &Inside<'_>, path: &Path, range: &Range<u64>) -> Option<Bytes> {
         let len = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
         let suits = range.start.is_multiple_of(ALIGN_BYTES as u64)
@@ -116,7 +116,7 @@ impl Direct {
         self.works.load(Ordering::Relaxed)
     }
 
-    /// A file system that took the trial and refuses now will go on refusing.
+    /// Stops using this way if the file system refuses it: one that refuses after the trial will go on refusing.
     fn give_up_if_refused(&self, error: &io::Error) {
         let refusals = [libc::EINVAL, libc::EOPNOTSUPP, libc::ENOSYS, libc::EPERM];
         if error.raw_os_error().is_some_and(|code| refusals.contains(&code)) {
@@ -124,7 +124,7 @@ impl Direct {
         }
     }
 
-    /// With a ring that nobody else has. One that failed is not used again.
+    /// Runs `work` with exclusive use of a ring. A ring whose operation failed is dropped, not reused.
     fn with_ring<R>(&self, work: impl FnOnce(&mut Ring) -> io::Result<R>) -> io::Result<R> {
         let rings = || self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = rings().pop();
@@ -145,7 +145,7 @@ fn open_staged(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 
 fn open_object(inside: &Inside<'_>, path: &Path) -> io::Result<File> {
     let file = open_object_with(inside, path, OFlags::DIRECT)?;
-    // Off again: io_uring takes it as "fail rather than wait".
+    // Clears the flag again: io_uring takes it as "fail rather than wait".
     fcntl_setfl(&file, OFlags::DIRECT)?;
     Ok(file)
 }
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
-    /// A file of `len` bytes, and a way past the page cache that was tried on another; none where there is none.
+    /// Makes a file of `len` bytes, and a `Direct` that was tried on another one; none if there is no such way.
     fn scene(len: usize) -> Option<(tempfile::TempDir, std::path::PathBuf, Direct)> {
         let folder = tempfile::tempdir().expect("tempdir");
         let direct = Direct::default();
@@ -172,7 +172,7 @@ mod tests {
         Some((folder, path, direct))
     }
 
-    /// Whole pages with something in them.
+    /// Makes whole pages with random content.
     fn pages(len: usize) -> Bytes {
         let buffers = Arc::new(Buffers::default());
         let mut buffer = buffers.lend().expect("memory");
@@ -220,7 +220,7 @@ mod tests {
         let Some((folder, path, direct)) = scene(4 << 20) else { return };
         let root = Root::new(folder.path());
         let inside = root.enter().expect("enter");
-        // Not open for writing: an answer that says nothing of the file system.
+        // A file that is not open for writing: the error says nothing about the file system.
         let readable = File::open(&path).unwrap();
         assert_eq!(direct.write(&readable, &pages(2 << 20), 0), 0);
         assert!(direct.works());

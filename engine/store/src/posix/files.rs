@@ -1,6 +1,6 @@
 //! The blocking half of the POSIX store: durable files with plain system calls.
 //!
-//! Owns: staging, create-if-absent by link(2), which directories are synced. Does not own: keys beyond `names`, whether the
+//! Owns: staging, create-if-absent by link(2), which directories are synced. Does not own: keys beyond `names`, the proof that the
 //! directory is the store's and links below it (`root`), listing (`walk`), errors beyond `io::Error`, threads.
 
 use super::compare::write_compared;
@@ -23,18 +23,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tidemark_protocol::file::Readers;
 
-/// A staging file nobody holds is a crash's leftover once it is this old; younger ones may be about to be locked.
+/// Age from which an unlocked staging file counts as left over from a crash; younger ones may be about to be locked.
 const LEFTOVER_AGE: Duration = Duration::from_secs(600);
 
-/// A directory may be removed by a concurrent delete between its mkdir and the link into it; that often at most.
+/// Most tries to place an object: a concurrent delete may remove a directory between its mkdir and the link into it.
 const PLACE_ATTEMPTS: u32 = 8;
 
-/// Gathered before it is sent to the disk: long enough for sequential writes, short beside what a host has for others.
+/// Bytes gathered before a sync: enough for sequential writes, and little beside a host's memory.
 const DIRTY_MOST_BYTES: u64 = 128 << 20;
 
-/// Objects lie in directories that only the daemon's user may change, whatever its umask is.
+/// Mode of the directories of objects: only the daemon's user may change them, whatever its umask is.
 const DIRECTORY_MODE: u32 = 0o755;
-/// What is not whole is nobody else's to look at.
+/// Mode of the staging directory: unfinished files are closed to other users.
 const STAGING_MODE: u32 = 0o700;
 
 /// Files are compared in blocks of this size.
@@ -45,9 +45,9 @@ const COMPARE_BYTES: usize = 1 << 20;
 pub(super) struct Staged {
     path: PathBuf,
     file: File,
-    /// A second descriptor, past the page cache, and what knows how to use it.
+    /// A second descriptor, past the page cache, and the object that uses it.
     direct: Option<(Arc<Direct>, File)>,
-    /// Written and not on its way to the disk yet.
+    /// Bytes written that are not on their way to the disk yet.
     dirty_bytes: AtomicU64,
 }
 
@@ -59,8 +59,8 @@ impl Drop for Staged {
 }
 
 impl Staged {
-    /// A new empty file with `size_bytes` of space set aside, so that a full disk is found before the first part. Only in the store's own
-    /// directory: another may have a staging directory, too.
+    /// Makes a new empty file with `size_bytes` of space reserved, so that a full disk is noticed before the first part. The file is made
+    /// only in the store's own directory: another store's may have a staging directory, too.
     pub(super) fn new(root: &Root, size_bytes: u64, readers: Readers) -> io::Result<Self> {
         root.enter()?.prove()?;
         let mut random = [0_u8; 16];
@@ -73,7 +73,7 @@ impl Staged {
         if readers.group != readers.others
             && fs::fchown(&staged.file, None, Some(Gid::from_raw(readers.gid))).is_err()
         {
-            // Without the right to give it to that group its members are not told from others, so nobody gets to read it.
+            // Without the right to give the file to that group, members cannot be told from others, so no other user may read it.
             fs::fchmod(&staged.file, Mode::from_raw_mode(object_mode(Readers::default())))?;
         }
         // Without lock support (some network mounts) the age alone protects the file.
@@ -88,7 +88,7 @@ impl Staged {
         Ok(staged)
     }
 
-    /// The same for parts that may go past the page cache.
+    /// The same, for parts that may go past the page cache.
     pub(super) fn new_direct(
         root: &Root,
         size_bytes: u64,
@@ -100,9 +100,9 @@ impl Staged {
         Ok(staged)
     }
 
-    /// Writes a part: to the device what can go there by itself, the rest into the page cache. That is compared with what
-    /// the file has then, and sent to the disk when enough has gathered: the last sync finds little left, and the page
-    /// cache is left to others.
+    /// Writes a part. As much as possible goes directly to the device, the rest into the page cache. The rest is compared with the file's
+    /// content, and synced to the disk when enough has gathered: so the last sync finds little left, and the page cache stays free for
+    /// others.
     pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let gone = self.direct.as_ref().map_or(0, |(direct, file)| direct.write(file, bytes, offset));
         let (bytes, offset) = (&bytes[gone..], offset + gone as u64);
@@ -113,7 +113,7 @@ impl Staged {
         let written = bytes.len() as u64;
         let dirty = self.dirty_bytes.fetch_add(written, Ordering::Relaxed) + written;
         if dirty >= DIRTY_MOST_BYTES {
-            // Whoever takes the count syncs; the others go on writing.
+            // The thread that takes the count syncs; the others go on writing.
             if self.dirty_bytes.swap(0, Ordering::Relaxed) >= DIRTY_MOST_BYTES {
                 self.file.sync_data()?;
                 self.drop_cached();
@@ -122,7 +122,7 @@ impl Staged {
         Ok(())
     }
 
-    /// Makes the bytes durable, and drops them from the page cache if they are not read again soon.
+    /// Makes the bytes durable, and drops them from the page cache unless they will be read again soon.
     pub(super) fn sync(&self, keep_cached: bool) -> io::Result<()> {
         self.file.sync_all()?;
         if !keep_cached {
@@ -132,11 +132,11 @@ impl Staged {
     }
 
     fn drop_cached(&self) {
-        // Only advice: where it is refused the cache stays fuller than it need be.
+        // Only advice: if it is refused, the cache stays fuller than necessary.
         let _ = fs::fadvise(&self.file, 0, None, Advice::DontNeed);
     }
 
-    /// Gives the file its name if that is free, durably either way. `false`: the name was taken.
+    /// Gives the file its name if that is free, durably either way. Returns `false` if the name was taken.
     pub(super) fn place(&self, root: &Root, target: &Path, syncs: &DirectorySyncs) -> io::Result<bool> {
         let mut attempts = 0;
         let placed = loop {
@@ -147,14 +147,14 @@ impl Staged {
             }
         };
         if !placed && let Ok(there) = open_object(&root.enter()?, target) {
-            // Its maker may not have come to this yet, and our caller will act on what it reads.
+            // The writer of that object may not have synced it yet, and our caller will act on its content.
             there.sync_all()?;
         }
         sync_parents(root.path(), target, syncs)?;
         Ok(placed)
     }
 
-    /// Makes the bytes durable, then their name. `Some`: the name holds other bytes, so many.
+    /// Makes the bytes durable, then their name. Returns `Some` if the name holds other bytes, with their number.
     pub(super) fn finish(
         &self,
         root: &Root,
@@ -169,7 +169,7 @@ impl Staged {
         Ok((!same).then_some(there_bytes))
     }
 
-    /// Makes the bytes durable, then gives them the name whatever it holds.
+    /// Makes the bytes durable, then gives them the name, whatever it held before.
     pub(super) fn replace(&self, root: &Root, target: &Path, syncs: &DirectorySyncs) -> io::Result<()> {
         self.sync(false)?;
         let directory = directory_of(root, target)?;
@@ -189,7 +189,7 @@ impl Staged {
         match fs::linkat(CWD, &self.path, directory, name, AtFlags::empty()) {
             Ok(()) => Ok(true),
             Err(Errno::EXIST) => Ok(false),
-            // No hard links here: the rename that refuses to replace is as good.
+            // There are no hard links here; the rename that refuses to replace is as good.
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => {
                 match fs::renameat_with(CWD, &self.path, directory, name, RenameFlags::NOREPLACE) {
                     Ok(()) => Ok(true),
@@ -201,7 +201,7 @@ impl Staged {
         }
     }
 
-    /// Whether `target` holds the same bytes. Its size is the second value.
+    /// Returns whether `target` holds the same bytes, and its size.
     pub(super) fn equals(&self, root: &Root, target: &Path) -> io::Result<(bool, u64)> {
         let mut theirs = open_object(&root.enter()?, target)?;
         let there_bytes = theirs.metadata()?.len();
@@ -225,7 +225,7 @@ impl Staged {
     }
 }
 
-/// Makes the root and the staging directory, takes the root for the store's from now on, and removes what crashes left there.
+/// Makes the root and the staging directory, adopts the root as the store's from now on, and removes what crashes left there.
 pub(super) fn prepare(of: &Root) -> io::Result<()> {
     let root = of.path();
     make_directories(root)?;
@@ -237,7 +237,7 @@ pub(super) fn prepare(of: &Root) -> io::Result<()> {
     of.take()?;
     let mut at = Some(root);
     while let Some(directory) = at.filter(|d| !d.as_os_str().is_empty()) {
-        // Directories above the root may not be ours to open; then they were there before us.
+        // Directories above the root that the daemon may not open existed before.
         match File::open(directory) {
             Ok(open) => open.sync_all()?,
             Err(_) if directory != root => break,
@@ -267,10 +267,10 @@ fn sweep(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes, names and syncs a whole small object; `Ok(false)` when the name holds other bytes.
+/// Writes, names and syncs a whole small object; returns `Ok(false)` if the name holds other bytes.
 pub(super) fn create(root: &Root, key: &str, body: &Bytes, syncs: &DirectorySyncs) -> io::Result<bool> {
     let target = path_of(root.path(), key);
-    // A document names files, and holds attributes, that may be closed to others.
+    // A document names files, and holds attributes, that may be closed to other users.
     let mut staged = Staged::new(root, 0, Readers::default())?;
     staged.file.write_all(body)?;
     staged.sync(true)?;
@@ -280,7 +280,7 @@ pub(super) fn create(root: &Root, key: &str, body: &Bytes, syncs: &DirectorySync
     Ok(staged.equals(root, &target)?.0)
 }
 
-/// Writes, names and syncs a whole data object; `Ok(Some(bytes there))` when the name holds other bytes.
+/// Writes, names and syncs a whole data object; returns `Ok(Some(bytes there))` if the name holds other bytes.
 pub(super) fn upload(
     root: &Root,
     target: &Path,
@@ -288,7 +288,7 @@ pub(super) fn upload(
     syncs: &DirectorySyncs,
     direct: &Arc<Direct>,
 ) -> io::Result<Option<u64>> {
-    // Space is set aside only for what is written past the page cache: beyond the end of a file that is slow.
+    // Space is reserved only for writes past the page cache, which are slow beyond the end of a file.
     let staged = if body.len() < DIRECT_LEAST_BYTES {
         Staged::new(root, 0, readers)?
     } else {
@@ -298,8 +298,8 @@ pub(super) fn upload(
     staged.finish(root, target, syncs)
 }
 
-/// Finds out whether parts can go past the page cache here. Where nothing can be written now, they do not until the next start: what is
-/// there can be read all the same, and whoever writes hears why not.
+/// Finds out whether parts can go past the page cache here. If nothing can be written now, they do not until the next start: existing
+/// objects can still be read, and a writer gets its own error.
 pub(super) fn try_direct(root: &Root, direct: &Direct) -> io::Result<()> {
     match Staged::new(root, 0, Readers::default()) {
         Ok(staged) => direct.try_out(&staged.path, &staged.file),
@@ -311,7 +311,7 @@ pub(super) fn try_direct(root: &Root, direct: &Direct) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether this is how a file system answers that is full or read-only, and can be read.
+/// Whether this is the answer of a file system that is full or read-only, but can be read.
 pub(super) fn takes_nothing(kind: io::ErrorKind) -> bool {
     matches!(
         kind,
@@ -319,7 +319,7 @@ pub(super) fn takes_nothing(kind: io::ErrorKind) -> bool {
     )
 }
 
-/// Whether a difference between what was written and what the file has is found: what the probe asks.
+/// Whether a difference between the written bytes and the file is found, for the probe.
 pub(super) fn finds_damage(root: &Root) -> io::Result<bool> {
     let staged = Staged::new(root, 0, Readers::default())?;
     super::compare::finds_damage(&staged.file)
@@ -360,7 +360,8 @@ pub(super) fn delete(root: &Root, key: &str) -> io::Result<()> {
     }
 }
 
-/// The directory of an object, made if it is missing. No link leads there, and none is made in another directory than the store's.
+/// Opens the directory of an object, and makes it if it is missing. No link leads there, and the directory is made only in the store's
+/// own.
 fn directory_of(root: &Root, target: &Path) -> io::Result<OwnedFd> {
     let top = root.path();
     let parent = target.parent().unwrap_or(top);
@@ -381,15 +382,15 @@ fn make_directories(path: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)
 }
 
-/// The daemon's user reads and writes; whoever may read the file reads. The umask may take away more.
+/// Returns the mode of an object: the daemon's user reads and writes; the users who may read the file read. The umask may remove more.
 fn object_mode(readers: Readers) -> u32 {
     let group = if readers.group { 0o040 } else { 0 };
     let others = if readers.others { 0o004 } else { 0 };
     0o600 | group | others
 }
 
-/// fsyncs every directory from the object's up to the root. Another writer may have made any of them a moment ago
-/// and not have synced it yet, so none is skipped; those who need the same one at the same time share its fsync.
+/// fsyncs every directory from the object's up to the root. Another writer may have just made any of them without a sync, so none is
+/// skipped. Callers that need the same directory at the same time share its fsync.
 fn sync_parents(root: &Path, target: &Path, syncs: &DirectorySyncs) -> io::Result<()> {
     let mut at = target.parent();
     while let Some(directory) = at {

@@ -1,11 +1,11 @@
 //! Tier-3 in a directory: `file:///path`, on Lustre or any POSIX mount.
 //!
-//! Owns: [`PosixStore`], its bound on blocking calls, and its errors. Does not own: the system calls (`files`, `walk`), whether the
-//! directory is there and links below it (`root`), the names (`names`), who shares an fsync (`sync`), comparing what was written
+//! Owns: [`PosixStore`], its bound on blocking calls, and its errors. Does not own: the system calls (`files`, `walk`), the
+//! presence of the directory and links below it (`root`), the names (`names`), sharing an fsync (`sync`), comparing written bytes
 //! (`compare`), parts past the page cache (`direct`, `ring`, `buffers`).
 //!
-//! A file appears under its key only when it is whole and durable: temporary name, fsync of the file, link(2) as
-//! create-if-absent (else renameat2 with RENAME_NOREPLACE), fsync of every directory up to the root.
+//! A file appears under its key only when it is whole and durable: temporary name, fsync of the file, link(2) as create-if-absent
+//! (else renameat2 with RENAME_NOREPLACE), fsync of every directory up to the root.
 
 mod buffers;
 mod compare;
@@ -38,8 +38,8 @@ use std::sync::Arc;
 use sync::DirectorySyncs;
 use tokio::sync::Semaphore;
 
-/// Blocking calls at once. Enough to fill a parallel file system and to let a journal group their fsyncs, few enough to
-/// leave the runtime's blocking pool (512 threads) to everyone else when a mount hangs.
+/// Most blocking calls at once. There are enough to fill a parallel file system and to let a journal group their fsyncs. The limit
+/// leaves the runtime's blocking pool (512 threads) to others when a mount hangs.
 const PARALLEL_CALLS: usize = 64;
 
 /// Objects as files below a directory.
@@ -53,7 +53,7 @@ pub struct PosixStore {
 }
 
 impl PosixStore {
-    /// Makes the directory if it is missing, and sweeps what crashes left in its staging directory.
+    /// Makes the directory if it is missing, and removes what crashes left in its staging directory.
     pub async fn open(root: &Path) -> Result<Self, StoreError> {
         let url = format!("file://{}", root.display());
         let calls = Arc::new(Semaphore::new(PARALLEL_CALLS));
@@ -65,7 +65,7 @@ impl PosixStore {
         Ok(store)
     }
 
-    /// Runs a blocking call on the pool, within the bound. It runs to its end even if the caller gives up.
+    /// Runs a blocking call on the pool, within the bound. The call runs to its end even if the caller gives up.
     async fn call<T: Send + 'static>(
         &self,
         operation: Operation,
@@ -114,7 +114,7 @@ impl PosixStore {
         Ok(staged)
     }
 
-    /// What an upload came to. `other`: the key holds that many other bytes.
+    /// Returns the result of an upload. `other`: the key holds other bytes, of this size.
     fn uploaded(&self, key: &str, size_bytes: u64, other: Option<u64>) -> Result<Uploaded, StoreError> {
         match other {
             None => Ok(Uploaded { etag: None, size_bytes }),
@@ -259,13 +259,13 @@ impl Store for PosixStore {
             let there = inside.found(inside.open(&path, OFlags::PATH))?;
             there.map(|there| File::from(there).metadata()).transpose()
         });
-        // In an object store a key that is only the beginning of others is absent too.
+        // A key that is only the beginning of others is absent in an object store, too.
         let object = there.await?.filter(std::fs::Metadata::is_file);
         Ok(object.map(|meta| ObjectHead { key: key.to_owned(), size_bytes: meta.len(), etag: None }))
     }
 
     async fn list(&self, prefix: &str, delimiter: bool) -> Result<Listing, StoreError> {
-        // The prefix may end within a part, so only what comes before can be checked as a key.
+        // The prefix may end within a part, so only the parts before can be checked as a key.
         if let Some((folder, _)) = prefix.rsplit_once('/') {
             check_key(Operation::List, folder, &self.url)?;
         }
@@ -294,7 +294,7 @@ impl Store for PosixStore {
         let (size_bytes, readers) = (source.size_bytes(), source.readers());
         let (target, syncs) = (path_of(self.root.path(), key), Arc::clone(&self.syncs));
         if size_bytes <= limits.part_bytes {
-            // One piece: one call to the pool and back, not three.
+            // A single piece: one call to the pool and back, not three.
             let bytes = read_part(key, &source, 0..size_bytes).await?;
             let direct = Arc::clone(&self.direct);
             let upload = move |root: &Root| files::upload(root, &target, (&bytes, readers), &syncs, &direct);
@@ -327,7 +327,7 @@ impl Store for PosixStore {
         self.call(Operation::Delete, key, move |root| files::delete(root, &name)).await
     }
 
-    /// A file system refuses nothing; we do, and this asks whether we would.
+    /// Tests whether this store would refuse a damaged part: a file system itself refuses none.
     async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError> {
         if self.call(Operation::Upload, key, files::finds_damage).await? {
             return Ok(Damage::Refused);
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(unfinished(&store), 0);
     }
 
-    /// The pages of a file, as a sealed one gives them: parts of it lie on pages.
+    /// The pages of a file, as a sealed file gives them: its parts lie on pages.
     struct Pages(memmap2::MmapMut);
 
     impl AsRef<[u8]> for Pages {
@@ -414,7 +414,7 @@ mod tests {
     #[tokio::test]
     async fn an_object_is_whole_whichever_way_its_parts_took() {
         let (_dir, store) = store().await;
-        // Two parts past the page cache, and a third that begins so and ends within a page.
+        // Two parts go past the page cache; a third begins so and ends within a page.
         let part_bytes = 2 << 20;
         let mut pages = memmap2::MmapMut::map_anon(3 * part_bytes - 4099).expect("memory");
         getrandom::fill(&mut pages).expect("random");
@@ -509,7 +509,7 @@ mod tests {
         store.upload("run/k", Arc::new(body.clone()), &UploadLimits::default()).await.expect("upload");
         let (here, aside) = (store.root.path().to_owned(), dir.path().join("aside"));
         std::fs::rename(&here, &aside).expect("rename");
-        // The mount point of a file system that is gone: missing, empty, and as a daemon left it that began without the mount.
+        // Mount points of a file system that is gone: missing, empty, and as left by a daemon that started without the mount.
         for moment in ["missing", "empty", "another store"] {
             match moment {
                 "missing" => {}

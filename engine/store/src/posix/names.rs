@@ -1,25 +1,25 @@
-//! How a key becomes a path below the root, and back.
+//! Conversion of a key to a path below the root, and back.
 //!
-//! Owns: the splitting of parts that are too long for a file name. Does not own: what keys may hold in general
+//! Owns: the splitting of parts that are too long for a file name. Does not own: the general rules for keys
 //! (`check_key`).
 //!
-//! A part of up to 250 bytes is a file name as it is, so that a copy made with plain tools has the names the
-//! framework chose. A longer one is cut into directories: each piece but the last ends with `~+`. A part that
-//! itself ends with one of our two marks gets `~-` appended, which keeps the mapping reversible.
+//! A part of up to 250 bytes is a file name as it is, so that a copy made with plain tools has the names that
+//! the framework chose. A longer part is cut into directories: each piece but the last ends with `~+`. A part
+//! that itself ends with one of our two marks gets `~-` appended, which keeps the mapping reversible.
 
 use std::path::{Path, PathBuf};
 
-/// File names hold 255 bytes on every file system we know of; the marks need two.
+/// Most bytes of a piece. File names hold 255 bytes on every file system we know of; the marks need two.
 const NAME_BYTES: usize = 250;
-/// The mark of a piece whose part goes on in the directory of that name.
+/// The mark of a piece whose part continues in the directory of that name.
 const GOES_ON: &str = "~+";
 /// The mark of a part that ended with a mark by itself.
 const ENDS: &str = "~-";
 
-/// The directory of files that are being written; no key's first part.
+/// The directory of files that are being written; no key begins with it.
 pub(super) const STAGING: &str = ".tidemark-staging";
 
-/// The path of `key` below `root`. The key was checked: no part is empty, `.` or `..`.
+/// Returns the path of `key` below `root`. The key was checked: no part is empty, `.` or `..`.
 pub(super) fn path_of(root: &Path, key: &str) -> PathBuf {
     let mut path = root.to_owned();
     for part in key.split('/') {
@@ -39,10 +39,10 @@ pub(super) fn path_of(root: &Path, key: &str) -> PathBuf {
     path
 }
 
-/// What a directory entry adds to the key built so far.
+/// The part of a key that a directory entry adds.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece<'a> {
-    /// The beginning of a part that goes on in this directory.
+    /// The beginning of a part that continues in this directory.
     GoesOn(&'a str),
     /// The whole, or the end, of a part.
     Ends(&'a str),
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The key of a path made by `path_of`, read the way a listing does.
+    /// Returns the key of a path made by `path_of`, read the way a listing does.
     fn key_of(root: &Path, path: &Path) -> String {
         let mut key = String::new();
         for name in path.strip_prefix(root).expect("below the root").iter() {

@@ -1,10 +1,10 @@
-//! One part between memory and the device through an io_uring, several pieces of it at once.
+//! An io_uring that moves one part between memory and the device, several pieces at once.
 //!
-//! Owns: the ring's calls, and that the memory of a request outlives it. Does not own: which parts go this way, and what
-//! happens when one cannot (`direct`). One of the modules with unsafe code: the kernel is given addresses.
+//! Owns: the ring's calls, and that the memory of a request outlives it. Does not own: which parts go this way, and the
+//! handling of a part that cannot (`direct`). The module has unsafe code: the kernel is given addresses.
 //!
-//! Every call borrows its bytes and returns only when the kernel has answered each request that it took, so no address
-//! is in the kernel's hands after it, whatever failed.
+//! Every call borrows its bytes and returns only when the kernel has answered each request that it took. After the call the
+//! kernel therefore holds no address, whatever failed.
 
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fmt;
@@ -12,10 +12,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// One request. A part of 8 MiB is eight of them, which is what keeps a disk busy from one thread.
+/// Bytes of a request. A part of 8 MiB is eight of them, which keeps a disk busy from one thread.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Requests of one part on their way at once.
+/// Most requests of one part on their way at once.
 const DEPTH: u32 = 8;
 
 /// An io_uring with nothing on its way.
@@ -31,15 +31,15 @@ impl fmt::Debug for Ring {
 
 impl Ring {
     /// # Errors
-    /// The kernel has none, or does not allow it here (ENOSYS, EPERM).
+    /// When the kernel has no io_uring, or does not allow it here (ENOSYS, EPERM).
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self { ring: IoUring::new(DEPTH)? })
     }
 
-    /// Writes `bytes` at `offset` and gives how many of them, from the first on, are there.
+    /// Writes `bytes` at `offset` and returns how many of them, from the first on, are there.
     ///
     /// # Errors
-    /// The first of the file's. The ring is of no use after one.
+    /// The first error of the file. The ring is of no use after one.
     pub(super) fn write(&mut self, file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let fd = types::Fd(file.as_raw_fd());
         let requests = bytes.chunks(PIECE_BYTES).zip((offset..).step_by(PIECE_BYTES)).map(|(piece, at)| {
@@ -50,7 +50,7 @@ impl Ring {
         unsafe { self.run(requests) }
     }
 
-    /// Reads from `offset` into `buffer` and gives how many bytes, from the first on, came; fewer at the end of the file.
+    /// Reads from `offset` into `buffer` and returns how many bytes, from the first on, came; fewer at the end of the file.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -66,14 +66,15 @@ impl Ring {
         unsafe { self.run(requests) }
     }
 
-    /// Carries out all requests, which are [`PIECE_BYTES`] apart, and gives the bytes up to the first that came short.
+    /// Carries out all requests, which are [`PIECE_BYTES`] apart, and returns the number of bytes up to the first that came
+    /// short.
     ///
     /// # Safety
-    /// What each request points at stays valid, and is not used otherwise, until this returns.
+    /// The memory that each request points at stays valid, and is not used otherwise, until this returns.
     unsafe fn run(&mut self, requests: impl Iterator<Item = (squeue::Entry, u32)>) -> io::Result<usize> {
         let mut requests = requests.enumerate();
         let mut lengths: Vec<u32> = Vec::new();
-        // Of the requests: put into the queue, taken by the kernel, answered.
+        // Requests put into the queue, taken by the kernel, answered.
         let (mut queued, mut taken, mut answered) = (0, 0, 0);
         let mut short_at: Option<usize> = None;
         let mut failed: Option<io::Error> = None;
@@ -94,7 +95,7 @@ impl Ring {
             match self.ring.submit_and_wait(1) {
                 Ok(count) => taken += count,
                 Err(error) if is_passing(&error) => {}
-                // Nothing of this call was taken. What was not is forgotten with the ring, but what was taken earlier is
+                // No request of this call was taken. Those not taken are forgotten with the ring. Those taken earlier are
                 // still being moved, and there is no way left to learn when that ends.
                 Err(error) if taken > answered => {
                     tracing::error!(%error, "an io_uring with requests on their way failed");
@@ -131,7 +132,7 @@ fn is_passing(error: &io::Error) -> bool {
 mod tests {
     use super::*;
 
-    /// None where this machine allows no io_uring; then there is nothing to test here, and `direct` does without.
+    /// Returns none if this machine allows no io_uring; then there is nothing to test, and `direct` works without.
     fn ring() -> Option<Ring> {
         Ring::new().inspect_err(|error| eprintln!("left out: no io_uring here: {error}")).ok()
     }

@@ -1,15 +1,16 @@
-//! The directory that holds the store: whether it is there, and names below it that no symbolic link leads away from.
+//! The directory that holds the store: whether it is present, and names below it that no symbolic link leads away from.
 //!
-//! Owns: the proof that a directory is the store's, opening below it. Does not own: keys (`names`), what is done with what was opened
-//! (`files`, `walk`).
+//! Owns: the proof that a directory is the store's, opening below it. Does not own: keys (`names`), the use of opened files (`files`,
+//! `walk`).
 //!
-//! An empty mount point looks like a store from which everything was removed. So only the store's own directory can say that there is no such
-//! object. Each call opens the directory once and looks below that descriptor; where nothing is found, the descriptor must prove to be the
-//! store's. It is the store's if it is the directory (mount, device and inode) that was the store's before, or if it has the store's mark: an
-//! empty directory with a random name in the staging directory. By the mark a file system is known again that was mounted anew. No descriptor is kept between calls, since it would hold up an unmount.
+//! An empty mount point looks like a store from which everything was removed. Only the store's own directory can therefore say that an
+//! object is absent. Each call opens the directory once and works below that descriptor; if nothing is found, the descriptor must prove to
+//! be the store's. There are two proofs. The directory (mount, device and inode) is the one that was the store's before, or it has the
+//! store's mark: an empty directory with a random name in the staging directory. The mark identifies a file system that was mounted again.
+//! No descriptor is kept between calls, because it would block an unmount.
 //!
-//! No symbolic link below the directory is followed, whoever made it: the daemon may read and write more than who put the link there.
-//! The directory itself may be one, or lie below some.
+//! No symbolic link below the directory is followed, whoever made it: the daemon may read and write more than the user who made the link.
+//! The directory itself may be a link, or lie below one.
 
 use super::names::STAGING;
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags};
@@ -21,13 +22,13 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Begins the name of a mark. Two daemons that make one at the same time leave two, and each is as good.
+/// Prefix of a mark's name. Two daemons that make one at the same time leave two, and each is as good.
 const MARK: &str = "store-";
 
-/// So many names say what is wrong with a store.
+/// Most links that are logged; so many names show what is wrong with a store.
 const LINKS_TOLD_MAX: usize = 64;
 
-/// The mark says nothing but its name.
+/// Mode of a mark, which has no content but its name.
 const MARK_MODE: u32 = 0o700;
 
 /// See the module's head.
@@ -39,15 +40,15 @@ pub(super) struct Root {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Symbolic links that were told of.
+    /// Symbolic links that were logged.
     links: BTreeSet<String>,
-    /// The directory that was the store's last.
+    /// The last directory that was the store's.
     identity: Option<Identity>,
     /// The path of the mark below the directory. None before [`Root::take`].
     mark: Option<PathBuf>,
 }
 
-/// A directory of one mount.
+/// Identity of a directory of one mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
     mount: u64,
@@ -55,7 +56,7 @@ struct Identity {
     inode: u64,
 }
 
-/// The directory as it was found at the beginning of one call.
+/// The directory as found at the beginning of one call.
 #[derive(Debug)]
 pub(super) struct Inside<'a> {
     root: &'a Root,
@@ -63,7 +64,7 @@ pub(super) struct Inside<'a> {
 }
 
 impl Root {
-    /// Nothing is looked at yet.
+    /// Makes a root, without access to the directory.
     pub(super) fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), known: Mutex::default() }
     }
@@ -79,7 +80,7 @@ impl Root {
     /// Opens the directory for one call.
     ///
     /// # Errors
-    /// The directory is not there, which is no answer about any object.
+    /// When the directory is missing, which is no answer about any object.
     pub(super) fn enter(&self) -> io::Result<Inside<'_>> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match fs::openat(CWD, &self.path, flags, Mode::empty()) {
@@ -89,7 +90,7 @@ impl Root {
         }
     }
 
-    /// Takes the directory that is there for the store's: finds its mark, or makes one. The staging directory is there.
+    /// Adopts the present directory as the store's: finds its mark, or makes one. The staging directory exists.
     pub(super) fn take(&self) -> io::Result<()> {
         let inside = self.enter()?;
         let staging = self.path.join(STAGING);
@@ -120,7 +121,7 @@ impl Root {
         Ok(())
     }
 
-    /// Says of a symbolic link that a listing left it out, once for each.
+    /// Logs, once for each symbolic link, that a listing left it out.
     pub(super) fn leaves_out(&self, link: &str) {
         let mut known = self.known();
         if known.links.len() < LINKS_TOLD_MAX && known.links.insert(link.to_owned()) {
@@ -131,7 +132,7 @@ impl Root {
         }
     }
 
-    /// Not of the kind `NotFound`: nobody may take it for an answer about an object.
+    /// Makes the error for a missing directory. The kind is not `NotFound`, so that no caller takes it for an answer about an object.
     fn away(&self) -> io::Error {
         io::Error::other(format!(
             "{} is missing, or is not the directory that this store was opened in, such as an empty mount point; mount it or put it \
@@ -142,10 +143,10 @@ impl Root {
 }
 
 impl Inside<'_> {
-    /// Opens what lies at `path`, which begins with the path of the directory.
+    /// Opens `path`, which begins with the path of the directory.
     ///
     /// # Errors
-    /// As open(2). A symbolic link on the way or at its end is of the kind `InvalidData`.
+    /// The errors of open(2). A symbolic link on the way or at its end is of the kind `InvalidData`.
     pub(super) fn open(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let below = path.strip_prefix(&self.root.path).map_err(io::Error::other)?;
         let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
@@ -163,10 +164,10 @@ impl Inside<'_> {
         })
     }
 
-    /// The answer of a call below the directory. `None`: there is no such object, and this directory can say so.
+    /// Resolves the answer of a call below the directory. `None`: there is no such object, and this is the store's directory.
     ///
     /// # Errors
-    /// As `result`; this is not the store's directory.
+    /// The error in `result`, or that this is not the store's directory.
     pub(super) fn found<T>(&self, result: io::Result<T>) -> io::Result<Option<T>> {
         match result {
             Ok(found) => Ok(Some(found)),
@@ -196,8 +197,8 @@ impl Inside<'_> {
         }
     }
 
-    /// Network file systems that are mounted one after the other may have one device number, and one inode for their roots: the number of
-    /// the mount tells them apart.
+    /// Returns the identity of the directory. Network file systems that are mounted one after the other may have one device number, and one
+    /// inode for their roots: the number of the mount tells them apart.
     fn identity(&self) -> io::Result<Identity> {
         let wanted = StatxFlags::INO | StatxFlags::MNT_ID;
         let found = fs::statx(&self.directory, "", AtFlags::EMPTY_PATH, wanted)?;
@@ -219,7 +220,7 @@ pub(super) fn open_object(inside: &Inside<'_>, path: &Path) -> io::Result<File> 
     open_object_with(inside, path, OFlags::empty())
 }
 
-/// The same with further flags. Nonblocking.
+/// The same with further flags. The file is opened nonblocking.
 pub(super) fn open_object_with(inside: &Inside<'_>, path: &Path, flags: OFlags) -> io::Result<File> {
     let file = File::from(inside.open(path, OFlags::RDONLY | OFlags::NONBLOCK | flags)?);
     if !file.metadata()?.is_file() {
@@ -231,7 +232,7 @@ pub(super) fn open_object_with(inside: &Inside<'_>, path: &Path, flags: OFlags) 
     Ok(file)
 }
 
-/// Whether the error says that there is no such object.
+/// Whether the error means that there is no such object.
 pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
@@ -264,7 +265,7 @@ mod tests {
         std::fs::rename(root.path(), &aside).expect("rename");
         let error = is_there(&root, "k").expect_err("no directory");
         assert_eq!(error.kind(), io::ErrorKind::Other, "{error}");
-        // A mount point, and one in which another store was made.
+        // A mount point, and a directory in which another store was made.
         std::fs::create_dir(root.path()).expect("create");
         is_there(&root, "k").expect_err("an empty directory");
         std::fs::create_dir_all(root.path().join(STAGING).join(format!("{MARK}0"))).expect("create");
@@ -281,7 +282,7 @@ mod tests {
         let staging = root.path().join(STAGING);
         let mark =
             std::fs::read_dir(&staging).expect("list").next().expect("a mark").expect("entry").file_name();
-        // Another inode with the same mark: what a mount with another device number is.
+        // Another inode with the same mark, as after a mount with another device number.
         std::fs::rename(root.path(), folder.path().join("aside")).expect("rename");
         std::fs::create_dir_all(staging.join(&mark)).expect("create");
         assert!(!is_there(&root, "k").expect("the same store"));

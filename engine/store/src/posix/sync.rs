@@ -1,10 +1,10 @@
-//! fsync of directories, where one call serves everybody who waits for it.
+//! fsync of directories, where one call serves all its waiters.
 //!
-//! Owns: which directories are being synced, and that each caller is served by a sync that began after it asked. Does
-//! not own: which directories an object needs (`files`).
+//! Owns: which directories are being synced, and that each caller is served by a sync that began after its request.
+//! Does not own: which directories an object needs (`files`).
 //!
-//! 100,000 small objects share the directories above them, and an fsync is a flush of the disk. Whoever asks while one
-//! runs waits for the next, and all who wait are served by that one.
+//! 100,000 small objects share the directories above them, and an fsync is a flush of the disk. A caller that asks
+//! while one runs waits for the next, and all waiters are served by that one.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,24 +14,24 @@ use std::sync::{Condvar, Mutex, PoisonError};
 /// See the module's head.
 #[derive(Debug, Default)]
 pub(super) struct DirectorySyncs {
-    /// Only directories that somebody waits for.
+    /// Directories that a caller waits for.
     waited: Mutex<HashMap<PathBuf, Rounds>>,
     ended: Condvar,
 }
 
-/// The syncs of one directory, counted from the first that somebody waited for.
+/// The syncs of one directory, counted from the first that a caller waited for.
 #[derive(Debug, Default)]
 struct Rounds {
     begun: u64,
     ended: u64,
-    /// The last that failed, and how: the kernel tells an error once, so whoever needs this round or an earlier one
-    /// must hear of it, whatever later ones say.
+    /// The last sync that failed, and its error. The kernel reports an error once, so every caller that needs this
+    /// round or an earlier one must get it, whatever later rounds return.
     failed: Option<(u64, i32)>,
     callers: usize,
 }
 
 impl DirectorySyncs {
-    /// What was in `directory` before the call is durable when it returns `Ok`.
+    /// Makes all that was in `directory` before the call durable.
     pub(super) fn sync(&self, directory: &Path) -> io::Result<()> {
         self.sync_by(directory, |directory| std::fs::File::open(directory)?.sync_all())
     }
@@ -41,7 +41,7 @@ impl DirectorySyncs {
         let mut waited = self.waited.lock().unwrap_or_else(PoisonError::into_inner);
         let rounds = waited.entry(directory.to_owned()).or_default();
         rounds.callers += 1;
-        // One that runs already may have passed by what we need.
+        // A sync that runs already may have missed what we need.
         let needed = rounds.begun + 1;
         loop {
             let rounds = waited.get_mut(directory).expect("it stays while a caller counts");
@@ -92,7 +92,7 @@ mod tests {
         }
     }
 
-    /// One sync that runs while ten others ask; gives the number of syncs and what each of the ten was told.
+    /// Runs one sync while ten others ask; returns the number of syncs and the result of each of the ten.
     fn ten_behind_one(next: impl Fn() -> io::Result<()> + Sync) -> (u32, Vec<io::Result<()>>) {
         let syncs = Arc::new(DirectorySyncs::default());
         let (runs, gate) = (AtomicU32::new(0), Barrier::new(2));

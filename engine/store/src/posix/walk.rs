@@ -1,9 +1,10 @@
 //! Listing what lies below the directory of the store.
 //!
-//! Owns: which entries are objects, and common prefixes. Does not own: the names (`names`), whether the directory is the store's (`root`).
+//! Owns: which entries are objects, and common prefixes. Does not own: the names (`names`), the proof that the directory is the store's
+//! (`root`).
 //!
-//! The walk goes from descriptor to descriptor: a mount that goes away in the midst of it ends it with an error, and not with an answer
-//! that lacks objects. Symbolic links are no objects and no directories.
+//! The walk goes from descriptor to descriptor. If a mount goes away meanwhile, the walk ends with an error, and not with an answer that
+//! lacks objects. Symbolic links count neither as objects nor as directories.
 
 use super::names::{Piece, STAGING, path_of, piece_of};
 use super::root::Root;
@@ -19,7 +20,7 @@ pub(super) struct Found {
     pub(super) size_bytes: u64,
 }
 
-/// Objects and, with `delimiter`, common prefixes below `prefix`; at most `limit` of both, `None` beyond.
+/// Returns objects and, with `delimiter`, common prefixes below `prefix`; at most `limit` of both, `None` beyond.
 pub(super) fn walk(
     root: &Root,
     prefix: &str,
@@ -35,7 +36,7 @@ pub(super) fn walk(
     let inside = root.enter()?;
     inside.prove()?;
     let mut walk = Walk { root, prefix, delimiter, limit, found: Vec::new(), prefixes: Vec::new() };
-    // Where it is missing, or the prefix goes through an object, nothing is below.
+    // If the directory is missing, or the prefix passes through an object, nothing is below.
     if let Some(start) = inside.found(inside.open(&start, OFlags::RDONLY | OFlags::DIRECTORY))?
         && !walk.directory(start, &base)?
     {
@@ -56,8 +57,8 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Goes through one directory whose entries continue the key text `base`; `false` when the limit is reached.
-    /// Keys have at most 1024 bytes, which bounds the depth.
+    /// Walks one directory whose entries continue the key text `base`; returns `false` when the limit is reached. Keys have at most 1024
+    /// bytes, which bounds the depth.
     fn directory(&mut self, directory: OwnedFd, base: &str) -> io::Result<bool> {
         if base.len() > super::super::MAX_KEY_BYTES {
             return Ok(true);
@@ -115,7 +116,7 @@ impl Walk<'_> {
     }
 }
 
-/// Directories that hold no object are no prefixes: a crash between mkdir and link leaves them.
+/// Whether a directory holds an object. A directory without objects is no prefix: a crash between mkdir and link leaves such directories.
 fn has_object(above: &Dir, name: &str) -> io::Result<bool> {
     let Some(directory) = open_below(above, name)? else { return Ok(false) };
     let mut entries = Dir::new(directory)?;
@@ -132,12 +133,12 @@ fn has_object(above: &Dir, name: &str) -> io::Result<bool> {
     Ok(false)
 }
 
-/// The next entry whose name can be one of ours, and what it is; none at the end.
+/// Returns the next entry whose name can be one of ours, and its kind; none at the end.
 fn next_of(entries: &mut Dir) -> io::Result<Option<(String, Stat)>> {
     while let Some(entry) = entries.read() {
         let entry = match entry {
             Ok(entry) => entry,
-            // The directory was removed while we look.
+            // The directory was removed meanwhile.
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         };
@@ -148,7 +149,7 @@ fn next_of(entries: &mut Dir) -> io::Result<Option<(String, Stat)>> {
         }
         match fs::statat(entries.fd()?, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(there) => return Ok(Some((name.to_owned(), there))),
-            // Removed while we look, or somebody's own.
+            // Removed meanwhile, or closed to the daemon's user.
             Err(Errno::NOENT | Errno::ACCESS) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -156,7 +157,7 @@ fn next_of(entries: &mut Dir) -> io::Result<Option<(String, Stat)>> {
     Ok(None)
 }
 
-/// Opens a directory that a listing found; none where it went, or became something else, meanwhile.
+/// Opens a directory that a listing found; none if it was removed, or replaced by something else, meanwhile.
 fn open_below(above: &Dir, name: &str) -> io::Result<Option<OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match fs::openat(above.fd()?, name, flags, Mode::empty()) {

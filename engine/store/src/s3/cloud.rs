@@ -1,7 +1,7 @@
-//! From a `gs://` or `az://` URL and the usual environment to a client.
+//! Configuration of a client for Google or Azure from a `gs://` or `az://` URL and the usual environment.
 //!
-//! Owns: which variables count, the words for what is refused. Does not own: requests, their repetition and what a doubtful create
-//! comes to, which are the same as for S3 (`mod`): both stores take a condition with a create (`x-goog-if-generation-match: 0`,
+//! Owns: which variables count, the texts for refusals. Does not own: requests, their repetition and the result of a doubtful
+//! create, which are the same as for S3 (`mod`). Both stores accept a condition with a create (`x-goog-if-generation-match: 0`,
 //! `If-None-Match: *`), and the probe finds out whether they keep it.
 
 use super::wire::Connector;
@@ -19,7 +19,7 @@ const GOOGLE_REFUSED: &str = "check GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SER
 const AZURE_REFUSED: &str = "check AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, a SAS token or the role, the clock, and \
                              that they may list the container and read, write and delete blobs below the prefix";
 
-/// Reads the environment and builds the client. Asks the network nothing.
+/// Reads the environment and builds the client, without contacting the network.
 pub(super) fn target(url: &Url, settings: &StoreSettings) -> Result<Target, StoreError> {
     let refuse = |reason: String| StoreError::Url { url: without_secrets(url.as_str()), reason };
     let scheme = url.scheme();
@@ -61,7 +61,7 @@ fn google(
     let mut builder = GoogleCloudStorageBuilder::new();
     for (name, value) in variables.iter().filter(|(name, _)| name.starts_with("GOOGLE_")) {
         match name.to_ascii_lowercase().parse::<GoogleConfigKey>() {
-            // Many GOOGLE_ variables are not about storage, and how connections are made is said below.
+            // Many GOOGLE_ variables are not about storage, and the connection settings follow below.
             Ok(GoogleConfigKey::Client(_) | GoogleConfigKey::Bucket) | Err(_) => {}
             Ok(key) => builder = builder.with_config(key, value),
         }
@@ -89,7 +89,7 @@ fn azure(
             Ok(key) => builder = builder.with_config(key, value),
         }
     }
-    // What the platform sets for a managed identity has no prefix.
+    // The platform's variable for a managed identity has no prefix.
     if let Some(identity) = variables.get("IDENTITY_ENDPOINT") {
         builder = builder.with_msi_endpoint(identity);
     }
@@ -143,7 +143,7 @@ mod tests {
             ("gs://", &[][..]),
             ("az://", &[]),
             ("gs://bucket?key=value", &[]),
-            // No account: nobody could say whose container it is.
+            // There is no account, so the owner of the container is unknown.
             ("az://container/x", &[]),
             ("gs://bucket/x", &[("GOOGLE_SERVICE_ACCOUNT_KEY", "hunter2")]),
         ] {

@@ -1,4 +1,4 @@
-//! From a URL and the usual environment to a client.
+//! Configuration of an S3 client from a URL and the usual environment.
 //!
 //! Owns: which variables count, the shared credentials file, the defaults. Does not own: instance, container and
 //! web-identity credentials, which `object_store` fetches and renews.
@@ -17,13 +17,13 @@ use url::Url;
 
 const DEFAULT_REGION: &str = "us-east-1";
 
-/// A credentials file has a few profiles; more than this is not one.
+/// Largest credentials file, in bytes. Such a file has a few profiles; a larger file is something else.
 const CREDENTIALS_FILE_BYTES: u64 = 1 << 20;
 
 const REFUSED: &str = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN (or the role), the clock, and that \
                        they may list the bucket and get, put and delete objects below the prefix";
 
-/// Reads the environment and builds the client. Asks the network nothing.
+/// Reads the environment and builds the client, without contacting the network.
 pub(super) fn target(url: &Url, settings: &StoreSettings) -> Result<Target, StoreError> {
     let refuse = |reason: String| StoreError::Url { url: without_secrets(url.as_str()), reason };
     let bucket = url.host_str().filter(|host| !host.is_empty());
@@ -84,7 +84,7 @@ fn builder(
     settings: &StoreSettings,
 ) -> AmazonS3Builder {
     let mut builder = AmazonS3Builder::new();
-    // Asks for the stored checksum with each read. A default header, since it must be part of the signature.
+    // Asks for the stored checksum with each read. A default header, because it must be part of the signature.
     let mut headers = HeaderMap::new();
     headers.insert("x-amz-checksum-mode", HeaderValue::from_static("ENABLED"));
     let options = client_options(variables, plain_http, settings).with_default_headers(headers);
@@ -104,7 +104,8 @@ fn builder(
         builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
     }
     if !variables.contains_key("AWS_UNSIGNED_PAYLOAD") {
-        // TLS protects the body already, and SHA-256 is the slowest step of an upload. Over plain HTTP it is signed.
+        // TLS protects the body already, and SHA-256 is the slowest step of an upload. Over plain HTTP the body is
+        // signed.
         builder = builder.with_unsigned_payload(!plain_http);
     }
     if let Some(endpoint) = endpoint {
@@ -117,12 +118,13 @@ fn builder(
         .with_disable_bulk_delete(true)
 }
 
-/// A conditional create repeated inside the client would turn its own success into "already exists".
+/// Returns a configuration without repetition: a conditional create repeated inside the client would turn its own
+/// success into "already exists".
 pub(super) fn no_repetition() -> RetryConfig {
     RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, backoff: BackoffConfig::default() }
 }
 
-/// How connections are made; the same for every client.
+/// Returns the options for connections, which are the same for every client.
 fn client_options(
     variables: &BTreeMap<String, String>,
     plain_http: bool,
@@ -137,12 +139,13 @@ fn client_options(
     bounded(options, plain_http, settings)
 }
 
-/// Time is bounded around each request, by its size; the client's own limit would cut large parts.
+/// Disables the client's own time limit, which would cut large parts: time is bounded around each request, by its
+/// size.
 pub(super) fn bounded(options: ClientOptions, plain_http: bool, settings: &StoreSettings) -> ClientOptions {
     options.with_timeout_disabled().with_connect_timeout(settings.connect_timeout).with_allow_http(plain_http)
 }
 
-/// Non-empty variables by name.
+/// Returns the non-empty variables by name.
 pub(super) fn variables(settings: &StoreSettings) -> BTreeMap<String, String> {
     let all: BTreeMap<String, String> = match &settings.variables {
         Some(given) => given.iter().cloned().collect(),
@@ -153,7 +156,7 @@ pub(super) fn variables(settings: &StoreSettings) -> BTreeMap<String, String> {
     all.into_iter().filter(|(_, value)| !value.is_empty()).collect()
 }
 
-/// Adds the keys of the shared credentials file where no other source of credentials is named.
+/// Adds the keys of the shared credentials file if no other source of credentials is named.
 fn add_file_credentials(variables: &mut BTreeMap<String, String>) {
     const OTHERS: [&str; 5] = [
         "AWS_ACCESS_KEY_ID",

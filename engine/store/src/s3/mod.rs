@@ -1,6 +1,6 @@
 //! Tier-3 in a bucket: `s3://bucket/prefix`, and with the same care `gs://bucket/prefix` and `az://container/prefix`.
 //!
-//! Owns: [`S3Store`], single requests, their repetition, and what a doubtful create comes to. Does not own: the
+//! Owns: [`S3Store`], single requests, their repetition, and the result of a doubtful create. Does not own: the
 //! environment (`config`, `cloud`), multipart uploads (`upload`, `unfinished`), HTTP answers (`wire`).
 //!
 //! `object_store` never repeats a request here: its own repetition of a conditional put can turn a success into
@@ -37,37 +37,37 @@ use std::time::{Duration, Instant};
 use url::Url;
 use wire::{SentChecksum, Trouble};
 
-/// The probe's damaged part: not zero, since damage is done with zeros.
+/// Size of the probe's damaged part: not empty, because it is damaged by overwriting it with zeros.
 const PROBE_PART_BYTES: usize = 1024;
 
-/// A page without entries is allowed, an endless chain of them is not.
+/// Most pages of a listing: a page without entries is allowed, an endless chain of them is not.
 const MAX_PAGES: usize = MAX_LISTED;
 
-/// What is asked of a client, whoever's it is.
+/// The calls that every client has, whatever its cloud.
 trait Client: ObjectStore + MultipartStore + PaginatedListStore {}
 
 impl<T: ObjectStore + MultipartStore + PaginatedListStore> Client for T {}
 
-/// What only S3 has.
+/// The additions for S3 alone.
 struct Aws {
     client: Arc<AmazonS3>,
-    /// The same, but every part it sends is damaged.
+    /// The same client, except that every part it sends is damaged.
     damaging: AmazonS3,
-    /// Sends what carries its signature in its URL; adds no header, since none but `host` is signed there.
+    /// Sends requests whose signature is in the URL; adds no header, because only `host` is signed there.
     plain: HttpClient,
 }
 
-/// Where a store sends its requests.
+/// The destination of a store's requests.
 struct Target {
     client: Arc<dyn Client>,
     aws: Option<Aws>,
-    /// What to do where the store refuses a request.
+    /// The remedy if the store refuses a request.
     refused: &'static str,
-    /// Whether a listing has an object whose key is the prefix itself; the client of Azure's leaves it out.
+    /// Whether a listing contains an object whose key is the prefix itself; Azure's client leaves it out.
     lists_exact: bool,
     /// `bucket/prefix` and endpoint, without secrets.
     description: String,
-    /// Ends with `/` unless empty.
+    /// The prefix; ends with `/` unless empty.
     prefix: String,
 }
 
@@ -90,14 +90,14 @@ impl fmt::Debug for S3Store {
     }
 }
 
-/// One request that did not succeed.
+/// A request that did not succeed.
 struct Failed {
     trouble: Trouble,
     cause: Cause,
 }
 
 impl S3Store {
-    /// Builds the client from the URL and the environment; asks the network nothing.
+    /// Builds the client from the URL and the environment, without contacting the network.
     pub fn open(url: &Url, settings: &StoreSettings) -> Result<Self, StoreError> {
         let make = if url.scheme() == "s3" { config::target } else { cloud::target };
         let Target { client, aws, refused, lists_exact, description, prefix } = make(url, settings)?;
@@ -120,7 +120,7 @@ impl S3Store {
         self.settings.request_timeout + Duration::from_secs(bytes / self.settings.least_bytes_per_s.max(1))
     }
 
-    /// One request that moves about `bytes`, within its time.
+    /// Sends a request that moves about `bytes`, within its time limit.
     async fn attempt<T>(
         &self,
         bytes: u64,
@@ -148,7 +148,7 @@ impl S3Store {
         }
     }
 
-    /// A request that may be sent twice without harm, until it succeeds, is refused, or the attempts are used up.
+    /// Repeats a request that is harmless when sent twice, until it succeeds, is refused, or the attempts are used up.
     async fn repeat<T, F, R>(
         &self,
         operation: Operation,
@@ -187,7 +187,7 @@ impl S3Store {
         }
     }
 
-    /// The final error of a request that had no doubtful effect, or whose effect does not matter.
+    /// Makes the final error of a request that had no doubtful effect, or whose effect does not matter.
     fn error(&self, operation: Operation, key: &str, attempts: u32, failed: Failed) -> StoreError {
         let (key, store) = (key.to_owned(), self.description.clone());
         let reason = failed.cause.to_string();
@@ -224,7 +224,7 @@ impl S3Store {
         }
     }
 
-    /// One whole read. `Err(size)` inside: larger than the limit, not read.
+    /// Reads a whole object once. `Err(size)` inside: the object is larger than the limit and was not read.
     async fn get_once(&self, path: &Path, limit_bytes: u64) -> Result<Option<Result<Bytes, u64>>, Failed> {
         let found = match self.attempt(0, self.client.get(path)).await {
             Ok(found) => found,
@@ -259,7 +259,7 @@ impl Store for S3Store {
         let path = self.path(Operation::Create, key)?;
         let options = || PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let size_bytes = body.len() as u64;
-        // Why an earlier attempt may have taken effect, or may still do so.
+        // The reason why an earlier attempt may have taken effect, or may still do so.
         let mut doubt: Option<String> = None;
         let mut done = 0;
         loop {
@@ -417,7 +417,7 @@ impl Store for S3Store {
     async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>, StoreError> {
         match &self.aws {
             Some(aws) => self.list_unfinished(aws).await,
-            // Azure drops blocks that nobody put into a blob by itself; of Google a lifecycle rule has to be asked for.
+            // Azure drops blocks that were never put into a blob by itself; Google needs a lifecycle rule for that.
             None => Ok(Vec::new()),
         }
     }
@@ -437,7 +437,8 @@ impl Store for S3Store {
         // A good part first: a store that refuses every part has not proved that it checks.
         let good =
             self.repeat(Operation::Probe, key, 0, || self.client.put_part(&path, &id, 0, part())).await;
-        // Whether it was refused. Not `repeat`: there a refusal for the checksum is a reason to send it again.
+        // Finds out whether the part was refused. Not `repeat`, which would send it again after a refusal for the
+        // checksum.
         let refused = self
             .repeat_attempts(Operation::Probe, key, || async {
                 match self.attempt(0, aws.damaging.put_part(&path, &id, 1, part())).await {
@@ -452,7 +453,7 @@ impl Store for S3Store {
         let aborted = self.repeat(Operation::Probe, key, 0, || self.client.abort_multipart(&path, &id)).await;
         good?;
         match aborted {
-            // An answer was lost, and the upload was gone when it was asked again.
+            // An answer was lost, and the upload was gone when the request was repeated.
             Ok(()) | Err(StoreError::NotFound { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -461,7 +462,8 @@ impl Store for S3Store {
             Ok(false) => {
                 Ok(Damage::Accepted { reason: "a part that differs from its checksum was taken".to_owned() })
             }
-            // The good part was taken, and this one met a failure each time: nothing says that it was the checksum.
+            // The good part was accepted, and this one failed each time: nothing proves that the checksum was the
+            // reason.
             Err(StoreError::Unavailable { source, .. }) => Ok(Damage::Accepted {
                 reason: format!("a damaged part was answered with a failure: {source}"),
             }),

@@ -1,6 +1,6 @@
-//! Multipart uploads that nobody finished: found, and aborted.
+//! Multipart uploads that were never finished: finding and aborting them.
 //!
-//! Owns: the signed request that lists them, which `object_store` has no call for, and its answer. Does not own:
+//! Owns: the signed request that lists them, for which `object_store` has no call, and its answer. Does not own:
 //! which of them are dead (`save::sweep`).
 
 use super::wire::{Trouble, element};
@@ -12,23 +12,23 @@ use object_store::path::Path;
 use object_store::signer::{Method, SignedUrlOptions, Signer};
 use std::time::Duration;
 
-/// The URL is used at once; a clock that is further off than this is refused by the store anyway.
+/// Lifetime of a signed URL. The URL is used at once; the store refuses a clock that is further off than this anyway.
 const URL_LIVES: Duration = Duration::from_secs(300);
 
-/// One page has at most 1000 uploads, each with a key of at most 1 KiB and an owner.
+/// Largest page, in bytes: at most 1000 uploads, each with a key of at most 1 KiB and an owner.
 const PAGE_BYTES_MAX: usize = 8 << 20;
 
-/// Where the next page begins.
+/// The beginning of the next page.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Marker {
     key: String,
     upload: String,
 }
 
-/// One page of the listing.
+/// A page of the listing.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Page {
-    /// (key, upload id), the key whole.
+    /// Pairs of (key, upload id), with the whole key.
     uploads: Vec<(String, String)>,
     next: Option<Marker>,
 }
@@ -100,7 +100,7 @@ impl S3Store {
     }
 }
 
-/// Reads `ListMultipartUploadsResult`; `None` for another document.
+/// Parses `ListMultipartUploadsResult`; `None` for another document.
 fn parse(document: &str) -> Option<Page> {
     let (_, inside) = document.split_once("<ListMultipartUploadsResult")?;
     let mut page = Page::default();
@@ -120,7 +120,7 @@ fn parse(document: &str) -> Option<Page> {
     Some(page)
 }
 
-/// The text of an element; `None` for an entity that XML does not have by itself.
+/// Returns the text of an element; `None` for an entity that XML does not define itself.
 fn unescape(text: &str) -> Option<String> {
     let mut parts = text.split('&');
     let mut plain = parts.next()?.to_owned();

@@ -12,10 +12,10 @@ use object_store::{MultipartId, ObjectStore, PutOptions, PutPayload};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// S3 takes no more parts than this in one upload.
+/// Most parts that S3 accepts in one upload.
 const MAX_PARTS: u64 = 10_000;
 
-/// Aborts the upload when it is dropped before it was completed, also when the caller gave up.
+/// Aborts the upload if it is dropped before completion, also after its caller gave up.
 struct Unfinished {
     client: Arc<dyn Client>,
     path: Path,
@@ -56,7 +56,7 @@ impl S3Store {
         if size_bytes <= part_bytes {
             return self.upload_whole(key, path, source).await;
         }
-        // Parts that had to grow are fewer at a time, so that the caller's bound on memory holds.
+        // If parts had to grow, fewer are in flight, so that the caller's bound on memory holds.
         let budget = limits.part_bytes.saturating_mul(limits.parts_in_flight as u64);
         let in_flight = usize::try_from(budget / part_bytes).unwrap_or(usize::MAX).max(1);
 
@@ -66,7 +66,7 @@ impl S3Store {
         let result = self.send_and_complete(key, &unfinished, source, part_bytes, in_flight).await;
         if result.is_err() {
             let id = std::mem::take(&mut unfinished.id);
-            // Bounded: a store that is away must not hold the caller's error back.
+            // Bounded: if the store is away, the abort must not delay the caller's error.
             let _ =
                 tokio::time::timeout(self.settings.request_timeout, abort(self.client.as_ref(), path, &id))
                     .await;
@@ -83,7 +83,7 @@ impl S3Store {
     ) -> Result<Uploaded, StoreError> {
         let size_bytes = source.size_bytes();
         let bytes = read_part(key, source, 0..size_bytes).await?;
-        // The same bytes twice are the same object, so a lost answer is simply asked for again.
+        // The same bytes twice are the same object, so after a lost answer the request is simply sent again.
         let put = self
             .repeat(Operation::Upload, key, size_bytes, || {
                 self.client.put_opts(path, PutPayload::from(bytes.clone()), PutOptions::default())
@@ -116,7 +116,7 @@ impl S3Store {
             .try_collect()
             .await?;
         let etag = self.complete(key, unfinished, parts, size_bytes).await?;
-        // A store that checks each part can lose one all the same, and nobody reads the object before it is needed.
+        // A store that checks each part can still lose one, and the object is not read before it is needed.
         match self.head(key).await? {
             Some(there) if there.size_bytes == size_bytes => Ok(Uploaded { etag, size_bytes }),
             there => {
@@ -128,7 +128,7 @@ impl S3Store {
         }
     }
 
-    /// Completes the upload; where the answer does not say, looks whether the object is there.
+    /// Completes the upload. If the answer is doubtful, checks whether the object exists.
     async fn complete(
         &self,
         key: &str,
@@ -150,7 +150,7 @@ impl S3Store {
             if !failed.trouble.had_no_effect() {
                 let reason = doubt.insert(failed.cause.to_string());
                 match self.head_once(path).await {
-                    // The key is ours alone and new, so an object of this size is what we sent.
+                    // The key is ours alone and new, so an object of this size is the one that we sent.
                     Ok(Some(meta)) if meta.size == size_bytes => return Ok(meta.e_tag),
                     Ok(Some(meta)) => {
                         return Err(StoreError::Differs {
@@ -160,7 +160,7 @@ impl S3Store {
                             ours_bytes: size_bytes,
                         });
                     }
-                    // The upload is gone and no object came of it: only a new upload can help.
+                    // The upload is gone without an object: only a new upload can help.
                     Ok(None) if failed.trouble == Trouble::Absent => {
                         return Err(self.unavailable(Operation::Upload, key, done, failed.cause));
                     }

@@ -1,10 +1,10 @@
-//! The HTTP layer below `object_store`'s client: what the answer really was.
+//! The HTTP layer below `object_store`'s client, which sees the actual answers.
 //!
-//! Owns: [`Answer`] (status and S3 error code of a refusal), the checksum header of a read, and the damage that the
-//! probe does to a part. Does not own: signing, URLs, bodies (all `object_store`'s).
+//! Owns: [`Answer`] (status and S3 error code of a refusal), the checksum header of a read, and the damage that the probe
+//! does to a part. Does not own: signing, URLs, bodies (all `object_store`'s).
 //!
-//! `object_store` folds several answers into one error (409 and 412 both become `AlreadyExists`) and keeps the
-//! status to itself. Here each answer that is not a success becomes an error with its status and code inside.
+//! `object_store` folds several answers into one error (409 and 412 both become `AlreadyExists`) and hides the status.
+//! Here each answer that is not a success becomes an error with its status and code inside.
 
 use async_trait::async_trait;
 use base64::Engine;
@@ -18,10 +18,11 @@ use object_store::client::{
 };
 use std::error::Error;
 
-/// S3's error documents have a few hundred bytes; a proxy's error page may have any size.
+/// Most bytes of an error's body that are read. S3's error documents have a few hundred; a proxy's error page may have
+/// any size.
 const ERROR_BODY_BYTES: usize = 16 << 10;
 
-/// Of S3's message, that many characters are kept for people.
+/// Characters of S3's message that are kept for people.
 const MESSAGE_CHARS: usize = 300;
 
 const CRC64_HEADER: &str = "x-amz-checksum-crc64nvme";
@@ -31,7 +32,7 @@ const CRC64_HEADER: &str = "x-amz-checksum-crc64nvme";
 #[error("HTTP {status} {code}: {message}")]
 pub(super) struct Answer {
     pub(super) status: u16,
-    /// S3's own word, such as `NoSuchKey`; empty when the answer had no error document (to HEAD it never has).
+    /// S3's own word, such as `NoSuchKey`; empty if the answer had no error document (to HEAD it never has).
     pub(super) code: String,
     message: String,
 }
@@ -43,7 +44,7 @@ pub(super) struct SentChecksum(pub(super) String);
 /// Makes clients that see their answers.
 #[derive(Debug)]
 pub(super) struct Connector {
-    /// Every part of an upload is overwritten with zeros after its checksum was computed.
+    /// Whether every part of an upload is overwritten with zeros after its checksum was computed.
     pub(super) damage_parts: bool,
 }
 
@@ -79,7 +80,7 @@ impl HttpService for Wire {
         let mut body = Vec::new();
         let mut chunks = response.into_body().bytes_stream();
         while body.len() < ERROR_BODY_BYTES {
-            // A body that breaks off leaves what came: the status alone decides then.
+            // If the body breaks off, the part that came is used: the status alone decides then.
             let Some(Ok(chunk)) = chunks.next().await else { break };
             body.extend_from_slice(&chunk[..chunk.len().min(ERROR_BODY_BYTES - body.len())]);
         }
@@ -90,20 +91,20 @@ impl HttpService for Wire {
     }
 }
 
-/// Whether the value is a CRC-64 of the whole object: eight bytes. One with a dash is a checksum of the parts' checksums,
-/// and we do not know the parts; moto sends four bytes for an object that came in parts.
+/// Whether the value is a CRC-64 of the whole object: eight bytes. A value with a dash is a checksum of the parts'
+/// checksums, and we do not know the parts; moto sends four bytes for an object that came in parts.
 fn is_whole_crc64(value: &str) -> bool {
     !value.contains('-') && STANDARD.decode(value).is_ok_and(|sum| sum.len() == size_of::<u64>())
 }
 
-/// The text of the first element of that name. Only `Code` and `Message` are ever taken: S3 repeats the access key
-/// and the string to sign in other elements.
+/// Returns the text of the first element of that name. Only `Code` and `Message` are ever taken: S3 repeats the access
+/// key and the string to sign in other elements.
 pub(super) fn element<'a>(document: &'a str, name: &str) -> &'a str {
     let inside = document.split_once(&format!("<{name}>")).and_then(|(_, rest)| rest.split_once("</"));
     inside.map_or("", |(text, _)| text)
 }
 
-/// What went wrong, as far as it matters for repeating.
+/// The failure of a request, as far as it matters for repeating.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trouble {
     /// The request never left this machine, or the connection was not made: no effect is possible.
@@ -114,7 +115,7 @@ pub(super) enum Trouble {
     Failing,
     /// 409: another request for this key is in progress.
     Conflict,
-    /// 412 or 304: the condition did not hold, as far as this answer knows.
+    /// 412 or 304: the condition did not hold, according to this answer.
     Exists,
     /// 404 for an object or upload.
     Absent,
@@ -131,17 +132,17 @@ pub(super) enum Trouble {
 }
 
 impl Trouble {
-    /// Whether the same request, harmless when done twice, may do better later.
+    /// Whether the same request, harmless when sent twice, may succeed later.
     pub(super) fn is_transient(self) -> bool {
         matches!(self, Self::Unsent | Self::NoAnswer | Self::Failing | Self::Conflict | Self::Damaged)
     }
 
-    /// Whether the store said something.
+    /// Whether the store answered.
     pub(super) fn is_answer(self) -> bool {
         !matches!(self, Self::Unsent | Self::NoAnswer)
     }
 
-    /// Whether this answer says for certain that the request changed nothing.
+    /// Whether this answer proves that the request changed nothing.
     pub(super) fn had_no_effect(self) -> bool {
         match self {
             Self::Unsent | Self::Damaged | Self::Denied | Self::Malformed | Self::NoBucket | Self::Range => {
@@ -166,7 +167,7 @@ pub(super) fn trouble(error: &object_store::Error) -> Trouble {
         at = source.source();
     }
     match (kind, error) {
-        // `Request` is no proof that nothing was sent: hyper reports a connection closed in mid-answer so.
+        // `Request` does not prove that nothing was sent: hyper also uses it for a connection closed in mid-answer.
         (Some(HttpErrorKind::Connect), _) => Trouble::Unsent,
         (Some(_), _) => Trouble::NoAnswer,
         (None, object_store::Error::NotFound { .. }) => Trouble::Absent,
@@ -177,7 +178,7 @@ pub(super) fn trouble(error: &object_store::Error) -> Trouble {
             None,
             object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. },
         ) => Trouble::Denied,
-        // An answer of 200 whose body is an error, or is no answer at all, lands here.
+        // An answer of 200 whose body is an error, or is no answer at all, ends here.
         (None, _) => Trouble::NoAnswer,
     }
 }

@@ -1,6 +1,7 @@
-//! One spilled file: what the kernel reads and writes on the disk, and what the daemon does to it on request.
+//! A spilled file: the kernel reads and writes it on the disk, and the daemon works on it on request.
 //!
-//! Owns: its size, its space, the seal test. Does not own: the sum over all (`mod`), what users see of it (`namespace`).
+//! Owns: its size, its space, the seal test. Does not own: the sum over all (`mod`), the users' view of it
+//! (`namespace`).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -24,9 +25,10 @@ pub(crate) struct SpillFile {
 #[derive(Debug)]
 struct Growth {
     writers: u32,
-    /// Kept while somebody writes, then none: a write descriptor of ours would look like a writer to the seal test.
+    /// Kept while a writer has the file open, then none: our own write descriptor would look like a writer to the seal
+    /// test.
     write_fd: Option<Arc<OwnedFd>>,
-    /// What the spill counts for this file.
+    /// Bytes that the spill counts for this file.
     held_bytes: u64,
 }
 
@@ -49,7 +51,7 @@ impl SpillFile {
         self.spill.look(self.number)
     }
 
-    /// See [`crate::Backing::mark_unwritten`]. Nothing here is made ready ahead of a writer.
+    /// See [`crate::Backing::mark_unwritten`]. Nothing is made ready ahead of a writer here.
     pub(crate) fn mark_unwritten(&self) -> io::Result<()> {
         self.spill.mark_unwritten(self.number)
     }
@@ -87,7 +89,7 @@ impl SpillFile {
         Ok(fd)
     }
 
-    /// Brings the count to what the file holds.
+    /// Sets the count to the bytes that the file holds.
     pub(super) fn count(&self) {
         self.settle(&mut self.growth());
     }
@@ -120,7 +122,7 @@ impl SpillFile {
         let fd = self.writer(growth).map_err(&failed)?;
         let allocated = fallocate(&fd, FallocateFlags::KEEP_SIZE, from, bytes);
         if allocated == Err(rustix::io::Errno::NOSPC) {
-            // Some of it may have been allocated: nobody was promised that.
+            // Some of it may have been allocated although it was not promised.
             self.give_back_beyond_end(&fd);
         }
         self.settle(growth);
@@ -130,7 +132,7 @@ impl SpillFile {
         }
     }
 
-    /// File systems differ in which of the two frees what was allocated beyond the end.
+    /// Frees the space beyond the end. File systems differ in which of the two calls does so.
     fn give_back_beyond_end(&self, fd: &OwnedFd) {
         let Ok(stat) = fstat(fd) else { return };
         let size = stat.st_size.cast_unsigned();

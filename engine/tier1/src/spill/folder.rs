@@ -1,10 +1,10 @@
-//! The spill's own folder in a directory that a person named: made private, locked, and swept of what the dead left.
+//! The spill's own folder in a directory that a person named: made private, locked, and cleared of what dead daemons left.
 //!
-//! Owns: the folder's name and life, its lock, the check that the directory can hold backing files.
-//! Does not own: the files in it (`file`), the budget (`mod`), the directory itself, which is never made nor emptied.
+//! Owns: the folder's name and life, its lock, the check that the directory can hold backing files. Does not own: the files in
+//! it (`file`), the budget (`mod`), the directory itself, which is never made nor emptied.
 //!
-//! A folder is called `tidemark-spill-<node>-<incarnation>` and is locked for as long as its daemon, or the keeper that has
-//! the descriptor, lives: memory that is gone has taken the journal with it, and without the journal these files are nobody's.
+//! A folder's name is `tidemark-spill-<node>-<incarnation>`. The folder is locked while its daemon lives, or the keeper that has the
+//! descriptor. When memory is lost, the journal is lost with it, and without the journal these files belong to nothing.
 
 use std::fs;
 use std::io;
@@ -19,7 +19,7 @@ use crate::{Tier1Error, adopt, mount};
 
 const FOLDER_PREFIX: &str = "tidemark-spill-";
 
-/// What the files of a folder are called, before their number.
+/// Prefix of the names of backing files, before their number.
 pub(super) const FILE_PREFIX: &str = "f-";
 
 /// The folder of one node's life. Removed at an orderly end, or when it is dropped and no successor was promised it.
@@ -27,21 +27,21 @@ pub(super) const FILE_PREFIX: &str = "f-";
 pub(super) struct Folder {
     path: PathBuf,
     removed: AtomicBool,
-    /// A successor may go on with it: that this process is done with it is not its end.
+    /// Whether a successor may go on with it: then this process's end is not its end.
     is_kept: AtomicBool,
-    /// Its lock too: duplicates share it, also those that the keeper has.
+    /// The directory, which also carries the lock: duplicates share it, also those that the keeper has.
     directory: OwnedFd,
 }
 
 impl Folder {
-    /// Makes the folder of `name` below `base`, after those of dead daemons were removed.
+    /// Makes the folder of `name` below `base`, after removing those of dead daemons.
     ///
     /// # Errors
     /// When `base` is missing, cannot be written, or lies on a file system that cannot hold backing files.
     pub(super) fn make(base: &Path, name: &str) -> Result<Self, Tier1Error> {
         let failed = |step, source: io::Error| Tier1Error::Spill { step, path: base.to_owned(), source };
         let base_lock = open_directory(base).map_err(|source| failed("opening", source))?;
-        // Held while folders are made and swept, so that nobody sweeps one that is not locked yet.
+        // Held while folders are made and removed, so that no other daemon removes one that is not locked yet.
         flock(&base_lock, FlockOperation::LockExclusive).map_err(|error| failed("locking", error.into()))?;
         sweep(base);
         let path = base.join(format!("{FOLDER_PREFIX}{name}"));
@@ -60,7 +60,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// The folder that a daemon before this one made, with its lock.
+    /// Makes a folder from the one that an earlier daemon made, with its lock.
     pub(super) fn take_over(path: PathBuf, directory: OwnedFd) -> io::Result<Self> {
         adopt::is_alive(&directory)?;
         Ok(Self::new(path, directory, true))
@@ -70,7 +70,7 @@ impl Folder {
         Self { path, removed: AtomicBool::new(false), is_kept: AtomicBool::new(is_kept), directory }
     }
 
-    /// From now on only [`Folder::remove`] takes it away.
+    /// Leaves the removal to [`Folder::remove`] alone.
     pub(super) fn keep(&self) {
         self.is_kept.store(true, Ordering::Release);
     }
@@ -85,7 +85,7 @@ impl Folder {
 }
 
 impl Folder {
-    /// Takes it away with all that is in it, once; threads that still have one of its files open keep that.
+    /// Removes the folder with everything in it, once; threads that still have one of its files open keep that file.
     pub(super) fn remove(&self) {
         if self.removed.swap(true, Ordering::AcqRel) {
             return;
@@ -104,8 +104,8 @@ impl Drop for Folder {
     }
 }
 
-/// Removes the folders of daemons that are dead, their keepers too. Only what is called like ours, is a directory of this
-/// user, and holds nothing but backing files goes; anything else is left as it is.
+/// Removes the folders of daemons that are dead, including their keepers. Only directories of this user with a name like ours
+/// and nothing but backing files are removed; anything else is left as it is.
 fn sweep(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else { return };
     for entry in entries.flatten() {
@@ -131,7 +131,7 @@ fn empty(directory: &OwnedFd) -> io::Result<()> {
     for number in adopt::numbers(directory, FILE_PREFIX)? {
         unlinkat(directory, file_name(number), AtFlags::empty())?;
     }
-    // Of a daemon that was killed while it probed.
+    // Left by a daemon that was killed during its probe.
     let _ = unlinkat(directory, mount::PROBE_NAME, AtFlags::empty());
     Ok(())
 }

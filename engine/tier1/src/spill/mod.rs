@@ -2,15 +2,15 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `folder` | the private folder, its lock, sweeping those of the dead |
+//! | `folder` | the private folder, its lock, removing the folders of dead daemons |
 //! | `file` | one file: size, space, the seal test |
 //!
-//! Owns: the spill's budget, and what of it open and dropped files hold. Does not own: which file goes here
+//! Owns: the spill's budget, and the bytes of it that open and dropped files hold. Does not own: which file goes here
 //! (`namespace`), memory (`space`), the numbers, which count over both so that a number tells where its file lies.
-//! `engine/design/0016-pressure.md` says why it is built so.
+//! `engine/design/0016-pressure.md` explains the design.
 //!
-//! The kernel writes these files without asking us, as those in memory, and here no wall stops it at our budget: a file is
-//! counted by what the file system says it holds, and what was promised is allocated at once.
+//! The kernel writes these files without the daemon, like those in memory, and here no wall stops it at our budget. A file
+//! is therefore counted by the bytes that the file system reports, and promised bytes are allocated at once.
 
 mod file;
 mod folder;
@@ -35,23 +35,23 @@ use super::{Tier1Error, adopt, lease, lock};
 /// Closed files remembered for [`Spill::unknown_bytes`]: some saves of a node with eight ranks.
 const CLOSED_KEPT: usize = 64;
 
-/// What a file of unknown size is expected to need where nothing larger was seen, as a part of Tier-1.
+/// Expected size of a file of unknown size if no larger one was seen, as a part of Tier-1.
 const UNKNOWN_PART: u64 = 8;
 
-/// Smaller files say nothing of how large the large ones are.
+/// Smallest remembered size: smaller files do not show how large the large ones are.
 const CLOSED_LEAST_BYTES: u64 = 1 << 20;
 
-/// Where the spill lies and how much it may hold.
+/// The place of the spill, and its budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpillPlace {
-    /// It must be there: making it could fill another disk where the right one is not mounted.
+    /// Must exist: making it could fill another disk if the right one is not mounted.
     pub directory: PathBuf,
-    /// Of the folder in it: this node's life.
+    /// Name of the folder in it: this node's life.
     pub name: String,
     pub budget_bytes: u64,
 }
 
-/// What a successor needs to go on with a spill.
+/// The parts of a spill that a successor needs to go on with it.
 #[derive(Debug)]
 pub struct KeptSpill {
     pub folder: PathBuf,
@@ -64,13 +64,13 @@ pub struct KeptSpill {
 pub struct SpillUsage {
     pub folder: PathBuf,
     pub size_bytes: u64,
-    /// Files and lingering. More than the size where writers of unknown size went on.
+    /// Files and lingering. May exceed the size if writers of unknown size went on.
     pub used_bytes: u64,
     pub files_bytes: u64,
     pub lingering_bytes: u64,
-    /// What a new file may have: the rest of the budget, or of the disk where that is less.
+    /// Room for a new file: the rest of the budget, or of the disk if that is less.
     pub available_bytes: u64,
-    /// What files gave up since the start; only rises.
+    /// Bytes that files have released since the start; only rises.
     pub released_bytes: u64,
     pub files: u64,
     pub growing_files: u64,
@@ -83,7 +83,7 @@ pub(super) struct Spill {
     sum: Mutex<Sum>,
     growing: Mutex<HashMap<u64, Weak<SpillFile>>>,
     lingering: Mutex<Vec<LingeringFile>>,
-    /// What a daemon before this one left, by number: the bytes each holds.
+    /// Files that an earlier daemon left, by number, with the bytes that each holds.
     found: Mutex<HashMap<u64, u64>>,
     files: AtomicU64,
     closed: Mutex<Closed>,
@@ -96,11 +96,11 @@ struct Sum {
     released_bytes: u64,
 }
 
-/// What was seen of sizes, for files of which nobody knows theirs.
+/// Sizes seen lately, for files of unknown size.
 #[derive(Debug, Default)]
 struct Closed {
     sizes: VecDeque<u64>,
-    /// How far a file in memory came that found no more room; none once a file has ended well here.
+    /// The size at which a file in memory found no more room; none once a file has ended well here.
     outgrown: Option<u64>,
 }
 
@@ -109,7 +109,7 @@ impl Spill {
         Ok(Self::new(Folder::make(&place.directory, &place.name)?, place.budget_bytes))
     }
 
-    /// Goes on with a dead daemon's spill; also the highest number that lies there.
+    /// Goes on with a dead daemon's spill; also returns the highest number found there.
     pub(super) fn take_over(kept: KeptSpill) -> Result<(Self, u64), Tier1Error> {
         let path = kept.folder.clone();
         let failed = |source| Tier1Error::Spill { step: "going on with", path: path.clone(), source };
@@ -151,7 +151,7 @@ impl Spill {
         })
     }
 
-    /// A new, empty file. With a size all of it is allocated before this returns.
+    /// Makes a new, empty file. A predicted size is allocated in full before this returns.
     pub(super) fn create(
         self: &Arc<Self>,
         number: u64,
@@ -167,19 +167,19 @@ impl Spill {
             .map_err(|source| Tier1Error::Create { number, source })?;
         let file = SpillFile::new(Arc::clone(self), number, 0);
         if let Some(bytes) = predicted_bytes {
-            // Dropping the file on the way out removes it.
+            // If this call fails, the drop of the file removes it.
             file.plan(bytes)?;
         }
         Ok(file)
     }
 
-    /// The file of a number, where a daemon before this one left it; once.
+    /// Returns the file of a number as an earlier daemon left it; once.
     pub(super) fn adopt(self: &Arc<Self>, number: u64) -> Option<Arc<SpillFile>> {
         let held_bytes = lock(&self.found).remove(&number)?;
         Some(SpillFile::new(Arc::clone(self), number, held_bytes))
     }
 
-    /// Nobody claims the rest.
+    /// Ends the claims, and removes all other files.
     pub(super) fn adopt_rest(&self) {
         for (number, held_bytes) in std::mem::take(&mut *lock(&self.found)) {
             self.unlink(number);
@@ -207,7 +207,7 @@ impl Spill {
         }
     }
 
-    /// What may still be promised: by the budget, and by the disk, which others may fill too.
+    /// Returns the room for promises: by the budget, and by the disk, which others may fill too.
     fn available(&self) -> u64 {
         let sum = *lock(&self.sum);
         let budget = self.size_bytes.saturating_sub(sum.files_bytes + sum.lingering_bytes);
@@ -220,7 +220,7 @@ impl Spill {
         Tier1Error::SpillFull { wanted_bytes, available_bytes: self.available(), size_bytes: self.size_bytes }
     }
 
-    /// Counts what open files hold by now: their writers ask nobody.
+    /// Counts the present bytes of open files, because their writers do not ask.
     fn look_at_growing(&self) {
         let files: Vec<_> = {
             let mut growing = lock(&self.growing);
@@ -232,25 +232,26 @@ impl Spill {
         }
     }
 
-    /// Brings the sum from what a file was counted with to what it holds.
+    /// Changes the sum from a file's counted bytes to its actual ones.
     fn settle(&self, counted: u64, actual: u64) {
         let mut sum = lock(&self.sum);
         sum.files_bytes = sum.files_bytes + actual - counted;
         sum.released_bytes += counted.saturating_sub(actual);
     }
 
-    /// What a file of unknown size should find where it begins: as much as the largest of those that were closed lately.
+    /// Returns the room that a file of unknown size should find where it begins: the size of the largest file closed
+    /// lately.
     pub(super) fn unknown_bytes(&self, tier1_bytes: u64) -> u64 {
         let largest = lock(&self.closed).sizes.iter().copied().max().unwrap_or(0);
         largest.max(tier1_bytes / UNKNOWN_PART)
     }
 
-    /// Whether a file would come to where one found no more room in memory.
+    /// Whether a file would reach a size at which one found no more room in memory.
     pub(super) fn is_outgrown(&self, predicted_bytes: Option<u64>) -> bool {
         lock(&self.closed).outgrown.is_some_and(|most| predicted_bytes.is_none_or(|bytes| bytes >= most))
     }
 
-    /// A file was closed for writing with this size. `short`: in memory, and there was no more.
+    /// Notes that a file was closed for writing with this size. `short`: it was in memory, and there was no more room.
     pub(super) fn closed(&self, size_bytes: u64, spilled: bool, short: bool) {
         if size_bytes < CLOSED_LEAST_BYTES {
             return;
@@ -269,7 +270,7 @@ impl Spill {
         closed.sizes.push_back(size_bytes);
     }
 
-    /// Lets go of dropped files that nobody has open any more.
+    /// Frees dropped files that no process has open any more.
     pub(super) fn let_go(&self) {
         lock(&self.lingering).retain(|file| {
             let gone = file.is_gone();
@@ -282,12 +283,12 @@ impl Spill {
         });
     }
 
-    /// Takes a file that nobody holds any more. Where another process has it open, its bytes are counted until that ends.
+    /// Takes a file without holders. If another process has it open, its bytes stay counted until that ends.
     fn retire(&self, number: u64, held_bytes: u64) {
         self.files.fetch_sub(1, Ordering::Relaxed);
         let read_fd = self.open(number, OFlags::RDONLY).ok();
         self.unlink(number);
-        // What cannot be asked is not counted on: the disk itself says how much there is.
+        // If the question cannot be asked, the bytes are not counted: the disk itself shows its free space.
         let open = read_fd.filter(|fd| lease::open_elsewhere(fd.as_fd()).unwrap_or(false));
         match open {
             Some(read_fd) => {

@@ -1,4 +1,4 @@
-//! The spill without a mount: sums against the disk, the folder's life, what a successor finds.
+//! The spill without a mount: sums against the disk, the folder's life, a successor's findings.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use crate::{Backing, MediumChoice, Tier1, Tier1Error, Tier1Settings};
 
 const MIB: u64 = 1 << 20;
 
-/// A directory on a disk: leases and space beyond the end of a file are asked of a real one.
+/// Makes a directory on a disk: leases and space beyond the end of a file need a real one.
 fn disk() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("tidemark-spill-unit-").tempdir_in("/var/tmp").unwrap()
 }
@@ -96,9 +96,9 @@ fn a_successor_finds_each_file_by_its_number_and_gives_back_the_rest() {
     claimed.write_at(b"bytes", 0).unwrap();
     let unclaimed = Backing::spilled(spill.create(9, Some(MIB), 0).unwrap());
     let kept = spill.keep().unwrap();
-    // Killed: nothing of it is dropped in order.
+    // Killed: none of these is dropped in order.
     std::mem::forget((claimed, unclaimed, spill));
-    // Its lock lives in what was kept, and nobody sweeps it.
+    // The kept descriptor holds the lock, so the folder is not removed.
     drop(Spill::make(&place(disk.path(), "n-2", MIB)).unwrap());
     let (next, highest) = Spill::take_over(kept).unwrap();
     let next = Arc::new(next);
