@@ -1,5 +1,5 @@
-//! Prints the readers' judgement of each file: `cargo run -p tidemark-content --example judge --
-//! FILE…`
+//! Prints the readers' judgement of each file. Usage:
+//! `cargo run -p tidemark-content --example judge -- FILE…`
 
 use std::time::{Duration, Instant};
 use tidemark_content::{Limits, judge};

@@ -64,8 +64,8 @@ pub(crate) fn read(source: &mut Source<'_>, start: u64, length: u64) -> Read {
         return Err(Stop::unknown(format!("its addresses count from {base}")));
     }
     if end > length {
-        // These may be the addresses of several files that are one: old versions say so in a driver's block, newer ones may in an
-        // extension. Each of several files has room for more than a superblock.
+        // Several files that are one share these addresses: old versions say so in a driver's block, newer ones may in an extension.
+        // Each of several files has room for more than a superblock.
         let undefined = if width == 4 { u64::from(u32::MAX) } else { u64::MAX };
         let elsewhere = address(if version < 2 { 3 } else { 1 }).is_none_or(|address| address != undefined);
         if elsewhere && length >= SUPERBLOCK_BYTES as u64 {

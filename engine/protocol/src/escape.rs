@@ -53,8 +53,8 @@ pub fn unescape(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Escapes a component of a run or checkpoint name. Our own names and the forms that end such a name are escaped by their first byte. So
-/// are `_`, which stands for the mount's root, and `.`, which no store keeps as a component.
+/// Escapes a component of a run or checkpoint name. Our own names and the forms that end such a name are escaped by their first byte.
+/// The same holds for `_`, which stands for the mount's root, and `.`, which no store keeps as a component.
 pub(crate) fn escape_above_version(component: &[u8]) -> String {
     let text = escape(component);
     let reserved = is_our_name(&text)

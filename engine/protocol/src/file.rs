@@ -172,8 +172,8 @@ impl FileFate {
         self.vouched
     }
 
-    /// Whether a rename came after the file was cut. Such a rename vouches for the bytes only if their writers ended well (`curl URL
-    /// >part && mv part model.bin`).
+    /// Whether a rename came after the file was cut. Such a rename vouches for the bytes only if their writers ended well
+    /// (`curl URL >part && mv part model.bin`).
     #[must_use]
     pub fn is_renamed_cut(&self) -> bool {
         self.renamed_cut

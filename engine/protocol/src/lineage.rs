@@ -20,9 +20,9 @@ pub fn order(record: &Record) -> (Timeline, i64, Option<Step>, &VersionId) {
     (record.version.timeline, record.completed_at_ns, record.step, &record.version)
 }
 
-/// Returns the place of a version among those that a job of its run may go on from. A file comes after all others, whenever it was
-/// written, if its name gives no step and does not say that it is all of a save (`training_args.bin`, `vocab.pt`): it may be only a
-/// part.
+/// Returns the place of a version among those that a job of its run may go on from. A file may be only a part of a save if its name
+/// gives no step and does not claim a whole save (`training_args.bin`, `vocab.pt`). Such a file comes after all others, whenever it
+/// was written.
 #[must_use]
 pub fn order_to_resume(record: &Record) -> (bool, (Timeline, i64, Option<Step>, &VersionId)) {
     let VersionId { run, directory, .. } = &record.version;

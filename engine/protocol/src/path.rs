@@ -183,8 +183,8 @@ impl RunPath {
     }
 }
 
-/// The name of a checkpoint in its run: the directory's or the file's last component, with the rank of a family of
-/// files masked as `*`; `.` when the run directory is itself the checkpoint.
+/// The name of a checkpoint in its run: the last component of the directory or the file. The rank of a family of files is masked as
+/// `*`. If the run directory is itself the checkpoint, the name is `.`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CheckpointName(Vec<u8>);
 

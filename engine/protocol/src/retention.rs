@@ -571,7 +571,7 @@ mod tests {
             prop_assert_eq!(found, retain(&policy, &shown, 100));
         }
 
-        /// So the policy bounds it.
+        /// A hidden version stays only by a rule, so the policy bounds such versions.
         #[test]
         fn what_is_not_shown_stays_only_where_it_would_if_it_were(
             policy in any_policy(), versions in any_lineage(),

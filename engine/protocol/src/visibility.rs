@@ -3,7 +3,7 @@
 //! Owns: both decisions over all combinations of facts, with their reasons. Does not own: the proof that all names exist
 //! (`evidence`), how the processes ended and which of their session live (the node), the content of a tracker (`shield`).
 //!
-//! A job that comes back takes the newest checkpoint that it sees, so showing a broken one does harm. But a file that a program
+//! A job that comes back takes the newest checkpoint that it sees, so showing a broken one does harm. A file that a program
 //! closed before it ended well is the user's, whole or not, so hiding it does harm too. If facts are missing, files stay.
 
 use crate::shield::{Session, who_is_left};
@@ -191,7 +191,7 @@ mod tests {
     fn more_proof_never_hides() {
         for (seen, session, fallback) in all() {
             let named = Seen { names: Names::All, ..seen };
-            // That it is broken is no lack of proof.
+            // A broken file does not lack proof.
             let content = if seen.content == Content::Broken { seen.content } else { Content::Whole };
             let proven = Seen { content, cut: false, ..seen };
             for more in [named, proven] {

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-/// Exponential backoff with full jitter: the pause before attempt n+1 is uniform in 0..=min(cap, first · 2^n),
-/// so that the ranks of a job, which all fail at the same moment, do not all come back at the same moment.
+/// Exponential backoff with full jitter: the pause before attempt n+1 is uniform in 0..=min(cap, first · 2^n).
+/// The ranks of a job, which all fail at the same moment, thus do not all come back at the same moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// Most attempts of a request, the first included.

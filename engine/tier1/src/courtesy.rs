@@ -3,8 +3,8 @@
 //! Owns: that a program has made a request, and how long its next one is waited for. Does not own: the share of the time
 //! (`allowance`), the work that gives way.
 //!
-//! The scheduler alone does not do it: at best, a processor that touches or hashes memory is taken from that work at once. But a
-//! program that opens a model makes a dozen requests, and computes in between.
+//! The scheduler alone does not do it. At best, it takes a processor at once from work that touches or hashes memory; a program
+//! that opens a model makes a dozen requests, and computes in between.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! The time in which the daemon writes a backing file: an incoming copy, or a file that is fetched.
 //!
 //! Owns: the beginning and the end of that time. Does not own: making space ready (`run_ahead`). Without ready space, bytes land in
-//! memory that was never touched, where each page costs a fault, in a virtual machine one of its host: a restore from a peer was
+//! memory that was never touched. Each page then costs a fault, in a virtual machine one of its host: a restore from a peer was
 //! three times as slow.
 
 use super::Backing;

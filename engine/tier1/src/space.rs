@@ -215,7 +215,7 @@ impl Space {
         Ok(done)
     }
 
-    /// Keeps some memory of the budget free for pages that writers allocate before the next look: the wall of the files' tmpfs
+    /// Keeps some memory of the budget free for pages that writers allocate before the next look. The wall of the files' tmpfs
     /// does not know that ballast and spent files would give way.
     fn keep_headroom(&self) {
         loop {
@@ -378,7 +378,7 @@ impl Space {
         let read_fd = match self.open_for_reading(number) {
             Ok(read_fd) => read_fd,
             Err(error) => {
-                // It cannot be found out whether others have the file mapped, and the budget must not be passed on a guess.
+                // Whether others have the file mapped is unknown, and the budget must not be passed on a guess.
                 tracing::error!(
                     number, held_bytes, %error,
                     "a dropped backing file cannot be opened; its bytes stay counted until the daemon ends"
@@ -454,8 +454,8 @@ fn file_name(number: u64) -> String {
     format!("f-{number}")
 }
 
-/// Returns the space to make ready before a create is answered: a share of the available memory over all open files, at most 2
-/// MiB and no more than the file is predicted to need.
+/// Returns the space to make ready before a create is answered. Each open file gets a share of the available memory, at most 2
+/// MiB and no more than its prediction.
 fn ready_before_reply(available: u64, open_files: u64, predicted_bytes: Option<u64>) -> u64 {
     let share = (available / (8 * open_files)).min(RUN_AHEAD_MIN_BYTES);
     let wanted = predicted_bytes.unwrap_or(u64::MAX).min(RUN_AHEAD_MIN_BYTES);

@@ -313,7 +313,7 @@ fn memory_that_a_successor_may_go_on_with_stays_until_a_life_ends() {
         (tier1.kept_mounts().expect("descriptors"), tier1.kept_mounts().expect("descriptors"));
     drop(tier1);
     assert_eq!(folders(base.path()).len(), 1, "a keeper has it");
-    // This daemon could not go on, and the next one is to.
+    // The first successor could not go on, and the next one is to.
     drop(Tier1::take_over(settings.clone(), first).expect("take over"));
     assert_eq!(folders(base.path()).len(), 1, "one that failed took nothing with it");
     let next = Tier1::take_over(settings, second).expect("take over");

@@ -1,5 +1,5 @@
-//! The thread that moves idle memory to where it is needed: ballast filled and touched, ready files made, spent files taken apart,
-//! lingering ones freed, and the ballast freed when the machine needs it.
+//! The thread that moves idle memory to where it is needed. The worker fills and touches ballast, makes ready files, takes spent files apart,
+//! frees lingering ones, and frees ballast when the machine needs it.
 //!
 //! Owns: when these happen. Does not own: how memory moves (`space`), what a slice is (`ballast`).
 
@@ -101,8 +101,8 @@ struct Worker<'a> {
     pressure: Pressure,
     paused_until: Option<Instant>,
     last_look: Instant,
-    /// Gives way to programs' requests. The kernel does not interrupt the touching of a slice, which takes 0.2 ms, and up to 4 ms if
-    /// the host of a virtual machine has to bring the memory. A request meanwhile would wait for its processor.
+    /// Gives way to programs' requests. The kernel does not interrupt the touching of a slice, which takes 0.2 ms. If the host of a
+    /// virtual machine has to bring the memory, it takes up to 4 ms. A request meanwhile would wait for its processor.
     courtesy: Courtesy,
     zeros: Vec<u8>,
 }

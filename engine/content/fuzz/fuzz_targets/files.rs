@@ -1,5 +1,5 @@
-//! Fuzzes hostile files: no panic, no more reads than allowed, and the same verdict twice. Run: `cargo +nightly fuzz run
-//! files` in `engine/content`. Small files of each format are a good first corpus.
+//! Fuzzes hostile files: no panic, no more reads than allowed, and the same verdict twice. Usage:
+//! `cargo +nightly fuzz run files` in `engine/content`. Small files of each format are a good first corpus.
 
 #![no_main]
 

@@ -3,9 +3,9 @@
 //! Owns: the estimate. Does not own: when messages come (the engine).
 //!
 //! A message is received after it was sent. Over many messages, the least difference of the two clocks exceeds the true one only
-//! by the quickest delivery. A time from another node is therefore read late by that delivery at most, and never early. If a
-//! node acts because it heard of an event elsewhere (a barrier before the index is written), its action came at least one
-//! delivery later: the order of the two is kept.
+//! by the quickest delivery. A time from another node is therefore read late by that delivery at most, and never early. A node
+//! may act because it heard of an event elsewhere (a barrier before the index is written). The action then came at least one
+//! delivery later, so the order of the two is kept.
 
 use crate::id::Incarnation;
 use std::collections::BTreeMap;
@@ -68,7 +68,7 @@ mod tests {
             let indexed = closed + quickest + barrier_ns;
             let now = indexed + 1_000_000_000;
             prop_assert!(clocks.read(a, closed + skews[0], now) <= clocks.read(b, indexed + skews[1], now));
-            // And against a clock of our own.
+            // Also against a clock of our own.
             prop_assert!(clocks.read(a, closed + skews[0], now) <= indexed);
         }
     }

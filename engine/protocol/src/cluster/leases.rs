@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(leases.change(&b, b"run/.newer", b"x", NOW), Verdict::RecallFirst(a.clone()));
         // The old name is a new directory.
         assert_eq!(leases.change(&b, b"run/.new", b"x", NOW), Verdict::Alone);
-        // What b holds, a did not wait for: b is asked again.
+        // Node a did not wait for what b holds: b is asked again.
         leases.renamed(&a, b"run/.new", b"run/other");
         assert_eq!(leases.change(&a, b"run/other", b"x", NOW), Verdict::Alone);
     }

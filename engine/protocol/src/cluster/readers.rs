@@ -4,7 +4,7 @@
 //! memory anyway (they are asked first), the bytes.
 //!
 //! The nodes that asked for the same bytes form a tree in the order of their questions. The first reads Tier-3, and each of the
-//! others takes the bytes from a node that asked earlier. So no nodes wait in a circle. A node that could not supply the bytes to
+//! others takes the bytes from a node that asked earlier, so no nodes wait in a circle. A node that could not supply the bytes to
 //! another leaves the tree until a new tree for them begins. Such a node reads Tier-3 itself: a link that is cut costs a second
 //! read and never a restore.
 

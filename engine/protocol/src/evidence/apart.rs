@@ -77,8 +77,8 @@ impl Case<'_> {
             && self.present().all(|(_, role, fact)| fact.before == Before::Same || is_added(role, fact))
     }
 
-    /// Selects the files that lie beside the rest. If a writer of the rest began a file after some of the rest existed, and left it open,
-    /// the file may be the writer's last save, such as a data loader's state after the index. Such a file is not selected.
+    /// Selects the files that lie beside the rest. A file is left out if a writer of the rest began it after some of the rest existed, and
+    /// left it open. Such a file may be the writer's last save, such as a data loader's state after the index.
     fn apart(&self) -> BTreeSet<RelPath> {
         let (beside, rest): (Vec<_>, Vec<_>) = self.present().partition(|found| self.is_apart(*found));
         let first_ns = rest.iter().map(|(_, _, fact)| fact.published_at_ns).min();
@@ -103,8 +103,8 @@ impl Case<'_> {
     }
 
     /// Whether a proof by index suffices for a file that a program left open when it ended with status 0. If nothing follows an index,
-    /// files that it does not list are not needed. A model's parts are often fetched by a program that leaves closing to its end (`curl URL
-    /// >shard`).
+    /// files that it does not list are not needed. A model's parts are often fetched by a program that leaves closing to its end
+    /// (`curl URL >shard`).
     pub(super) fn is_settled_by(&self, index: &Finding, (path, fact): (&RelPath, &FileFact)) -> bool {
         let proves = matches!(index, Finding::Proves(Evidence::Index, _));
         if !proves || self.rule().is_some_and(Rule::more_follows) {

@@ -5,8 +5,8 @@
 
 use crate::visibility::Content;
 
-/// Lowers a verdict on content to what can be believed. If the format lets a writer set a file's size first and fill it in any order
-/// (`in_advance`), and the writer did not close the file (`cut`), bytes that look whole may be zeros.
+/// Lowers a verdict on content to what can be believed. Some formats let a writer set a file's size first and fill it in any order
+/// (`in_advance`). If the writer of such a file did not close it (`cut`), bytes that look whole may be zeros.
 #[must_use]
 pub fn believed(says: Content, in_advance: bool, cut: bool) -> Content {
     match says {

@@ -40,8 +40,8 @@ pub enum Fate {
     Gone,
 }
 
-/// Whether all writers of a file are known to have ended with status 0. A rename after that vouches for the file (`curl URL >part &&
-/// mv part model.bin`). If a killed program left the file, a rename proves nothing.
+/// Whether all writers of a file are known to have ended with status 0. A rename after that vouches for the file
+/// (`curl URL >part && mv part model.bin`). If a killed program left the file, a rename proves nothing.
 #[must_use]
 pub fn have_ended_well(fates: impl Iterator<Item = Fate>) -> bool {
     let mut fates = fates.peekable();

@@ -320,7 +320,7 @@ impl ByDomain {
         for node in nodes.iter().rev() {
             sorted.entry(domains[*node]).or_default().push(*node);
         }
-        // Of domains of equal size the first is taken first.
+        // If domains are of equal size, the first is taken first.
         let sizes = sorted.iter().map(|(domain, nodes)| (nodes.len(), usize::MAX - domain)).collect();
         Self { sizes, nodes: sorted }
     }

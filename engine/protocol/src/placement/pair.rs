@@ -2,9 +2,9 @@
 //!
 //! Owns: which nodes are paired, and which pairs are parted for that. Does not own: one circle of all (`ring`).
 //!
-//! With an even number the result has as few pairs inside one domain as possible, for the reason that `ring` gives:
-//! while two nodes of a domain D are paired and D has at most half of the nodes, there is a pair without D to exchange
-//! with.
+//! With an even number the result has as few pairs inside one domain as possible, for the reason that `ring` gives.
+//! While two nodes of a domain D are paired and D has at most half of the nodes, some pair without D exists to
+//! exchange with.
 
 use super::ByDomain;
 use std::collections::BTreeMap;

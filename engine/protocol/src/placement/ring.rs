@@ -3,9 +3,9 @@
 //! Owns: where new nodes are inserted, and which nodes move elsewhere. Does not own: circles of two (`pair`).
 //!
 //! The repair finds the best circle. Let domain D have d of n nodes, two of them neighbours. Then at most 2d − 1 edges
-//! touch D. With d ≤ n/2 that is less than n, so the ends of some edge are both outside D, and one of the two neighbours
-//! fits in there: one bad edge less, none more. With d > n/2 the same goes on until every edge touches D. Then 2d − n
-//! edges are inside D, and no circle can have fewer.
+//! touch D. With d ≤ n/2 that is less than n, so the ends of some edge are both outside D. There, one of the two
+//! neighbours fits in: one bad edge less, none more. With d > n/2 the same goes on until every edge touches D. Then 2d −
+//! n edges are inside D, and no circle can have fewer.
 
 use super::ByDomain;
 use std::collections::BTreeMap;

@@ -346,7 +346,7 @@ proptest! {
         let most = match (scheme, labelled) {
             (Scheme::Ring, false) => 1,
             (Scheme::Pair, false) => 3,
-            // One more exchange, if a join or leave made two nodes of one rack neighbours.
+            // Adds an exchange, if a join or leave made two nodes of one rack neighbours.
             (Scheme::Ring, true) => 1 + 3,
             (Scheme::Pair, true) => 3 + 4,
         };

@@ -244,7 +244,7 @@ fn formats() -> Vec<RuleSpec> {
             temporary: some(r"(?-u)\.tmp$|^\.tmp|\.partial$|\.incomplete$|^tmp_.*\.(?:pt|pth)$"),
             ..RuleSpec::default()
         },
-        // The same for files saved without torch. These formats also hold data, and a run's results must not count as its newest
+        // The same for files saved without torch. Such formats also hold data, and a run's results must not count as its newest
         // checkpoint.
         RuleSpec {
             name: "file".into(),

@@ -3,8 +3,8 @@
 //! Owns: telling a later save of the same thing from its neighbour, by names. Does not own: the step of a name (`rules`), which checkpoints
 //! are retired in favour of newer ones (`retention`).
 //!
-//! `model-epoch=2-loss=0.31.ckpt` comes after `model-epoch=1-loss=0.52.ckpt`. But `optimizer.pt` does not come after `model.pt`, nor
-//! `layer_2.pt` after `layer_1.pt`: a job that loads one of them needs the other.
+//! `model-epoch=2-loss=0.31.ckpt` comes after `model-epoch=1-loss=0.52.ckpt`. In contrast, `optimizer.pt` does not come after `model.pt`,
+//! nor `layer_2.pt` after `layer_1.pt`: a job that loads one of them needs the other.
 
 use super::frameworks::{OTHER_FILE, TORCH_FILE};
 use super::rules::STEP;
@@ -73,8 +73,8 @@ static TORCH: LazyLock<Regex> = LazyLock::new(|| super::rules::ours(TORCH_FILE))
 static OTHER: LazyLock<Regex> = LazyLock::new(|| super::rules::ours(OTHER_FILE));
 
 /// Whether a job that lost one checkpoint may load the other of the same run in its place. Two saves of the same thing may: by their names,
-/// which differ only in the step and measured values, or only in numbers. So may two directories, and a checkpoint that trainers go on from
-/// by its name, in a format of the lost one.
+/// which differ only in the step and measured values, or only in numbers. Two directories may, too. A checkpoint that trainers go on from
+/// by its name may, if it has a format of the lost one.
 ///
 /// For other shapes an earlier step stands in for a later one: a job that has since changed how it saves has no two of one name. For two
 /// plain files an earlier step proves nothing: a run has a discriminator beside a generator, and the file that it began from.

@@ -331,7 +331,7 @@ fn what_rsync_is_receiving_of_a_model_is_in_flight() {
     ] {
         assert!(!is_temporary(name), "{name} is a file like others");
     }
-    // Its ranks are not counted, and it makes no directory a checkpoint.
+    // A received file's rank is not counted, and the file makes no directory a checkpoint.
     let ranks = ["r/step5_rank0.pt", "r/.step5_rank1.pt.0aB9cD"];
     assert_eq!(grouped(&ranks), ["r|step5_rank*.pt|torch_save|5|1"]);
 }

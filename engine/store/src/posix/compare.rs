@@ -2,9 +2,9 @@
 //!
 //! Owns: writing with that comparison. Does not own: when the file is durable and named (`files`).
 //!
-//! The comparison finds damage on the way into the kernel. Later damage is reported by fsync, or found by `verify
-//! --deep`. Reading everything again from the device before it is named took three times as long as writing it,
-//! where reads are the slower half (design note 0006).
+//! The comparison finds damage on the way into the kernel. Later damage is reported by fsync, or found by
+//! `verify --deep`. Reading everything again from the device before it is named took three times as long as
+//! writing it, where reads are the slower half (design note 0006).
 
 use std::fs::File;
 use std::io;

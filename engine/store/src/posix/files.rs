@@ -101,7 +101,7 @@ impl Staged {
     }
 
     /// Writes a part. As much as possible goes directly to the device, the rest into the page cache. The rest is compared with the file's
-    /// content, and synced to the disk when enough has gathered: so the last sync finds little left, and the page cache stays free for
+    /// content, and synced to the disk when enough has gathered. The last sync thus finds little left, and the page cache stays free for
     /// others.
     pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let gone = self.direct.as_ref().map_or(0, |(direct, file)| direct.write(file, bytes, offset));

@@ -4,8 +4,8 @@
 //! presence of the directory and links below it (`root`), the names (`names`), sharing an fsync (`sync`), comparing written bytes
 //! (`compare`), parts past the page cache (`direct`, `ring`, `buffers`).
 //!
-//! A file appears under its key only when it is whole and durable: temporary name, fsync of the file, link(2) as create-if-absent
-//! (else renameat2 with RENAME_NOREPLACE), fsync of every directory up to the root.
+//! A file appears under its key only when it is whole and durable. The steps are: temporary name, fsync of the file, link(2) as
+//! create-if-absent (else renameat2 with RENAME_NOREPLACE), fsync of every directory up to the root.
 
 mod buffers;
 mod compare;

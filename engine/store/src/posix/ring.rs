@@ -95,8 +95,8 @@ impl Ring {
             match self.ring.submit_and_wait(1) {
                 Ok(count) => taken += count,
                 Err(error) if is_passing(&error) => {}
-                // No request of this call was taken. Those not taken are forgotten with the ring. Those taken earlier are
-                // still being moved, and there is no way left to learn when that ends.
+                // No request of this call was taken. Requests not taken are forgotten with the ring. Requests taken earlier
+                // are still being moved, and there is no way left to learn when that ends.
                 Err(error) if taken > answered => {
                     tracing::error!(%error, "an io_uring with requests on their way failed");
                     std::process::abort();

@@ -5,9 +5,9 @@
 //!
 //! An empty mount point looks like a store from which everything was removed. Only the store's own directory can therefore say that an
 //! object is absent. Each call opens the directory once and works below that descriptor; if nothing is found, the descriptor must prove to
-//! be the store's. There are two proofs. The directory (mount, device and inode) is the one that was the store's before, or it has the
-//! store's mark: an empty directory with a random name in the staging directory. The mark identifies a file system that was mounted again.
-//! No descriptor is kept between calls, because it would block an unmount.
+//! be the store's. There are two proofs: the directory (mount, device and inode) was the store's before, or it has the store's mark. The
+//! mark is an empty directory with a random name in the staging directory, and identifies a file system that was mounted again. No
+//! descriptor is kept between calls, because it would block an unmount.
 //!
 //! No symbolic link below the directory is followed, whoever made it: the daemon may read and write more than the user who made the link.
 //! The directory itself may be a link, or lie below one.

@@ -3,7 +3,7 @@
 //! Owns: [`S3Store`], single requests, their repetition, and the result of a doubtful create. Does not own: the
 //! environment (`config`, `cloud`), multipart uploads (`upload`, `unfinished`), HTTP answers (`wire`).
 //!
-//! `object_store` never repeats a request here: its own repetition of a conditional put can turn a success into
+//! `object_store` never repeats a request here. An inner repetition of a conditional put can turn a success into
 //! "already exists", and only this layer knows which requests may be sent twice.
 
 mod cloud;

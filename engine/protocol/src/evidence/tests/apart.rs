@@ -40,7 +40,7 @@ fn an_index_proves_what_it_lists_beside_a_log_that_is_open_or_was_cut() {
         world.told = Told::No;
         world.file(log).state = FileState::Mapped;
         assert_eq!(world.evidence(7), Some(Evidence::Index));
-        // Its process fails, an hour later or at once.
+        // The process of the log fails, an hour later or at once.
         for second in [3, 3600] {
             is_cut(&mut world, log, Fate::Killed);
             assert_eq!(world.evidence(second), Some(Evidence::Index), "{log} at {second}");

@@ -141,7 +141,7 @@ fn a_silent_node_is_gone_when_two_neighbours_do_not_hear_it_either() {
     assert_eq!(cluster.told(), ["node d is suspect: 3 beats missed, silent for 450 ms"]);
     let to: Vec<_> = cluster.asked.iter().map(|(to, _)| to.as_str().to_owned()).collect();
     assert_eq!(to, ["e", "b"], "the coordinator's own node is not asked");
-    // One answer is not enough before the time is over; two are.
+    // A single answer is not enough before the time is over; two are.
     let (_, ask) = cluster.asked.remove(0);
     cluster.step(answer(&life("e", 1, 1), &ask, false)).unwrap();
     cluster.pass(100, "b c e");
@@ -233,7 +233,7 @@ fn with_nobody_to_ask_five_beats_are_waited_for_and_two_alone_are_told_what_cann
     );
     let stranger = cluster.step(Event::Forget { node: name("b"), by: "admin".into() });
     assert_eq!(stranger, Err(Refusal::Stranger { node: name("b") }));
-    // Of three nodes two fall silent at once: the asked node does not answer, which proves nothing.
+    // Two of three nodes fall silent at once: the asked node does not answer, which proves nothing.
     let mut cluster = Cluster::of("a b c");
     cluster.pass(3_000, "b c");
     cluster.pass(1_000, "");
