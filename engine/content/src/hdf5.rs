@@ -98,7 +98,7 @@ fn read_block(source: &mut Source<'_>, start: u64, length: u64) -> Result<[u8; S
     Ok(block)
 }
 
-/// Bob Jenkins' lookup3 with the initial value 0, as HDF5 sums its metadata.
+/// Returns Bob Jenkins' lookup3 with the initial value 0, as HDF5 sums its metadata.
 pub(crate) fn checksum(bytes: &[u8]) -> u32 {
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let start = 0xdead_beef_u32.wrapping_add(length);

@@ -67,8 +67,8 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Returns limits that add at most a tenth to sealing a file of a gigabyte, because a seal hashes some gigabytes a second. Larger
-    /// files notice nothing.
+    /// Returns limits that add at most a tenth to sealing a file of a gigabyte, because a seal hashes some gigabytes a second. For
+    /// other files the addition is not noticeable.
     fn default() -> Self {
         Self { read_bytes: 64 << 20, steps: 4 << 20, cpu: Duration::from_millis(50) }
     }

@@ -96,7 +96,7 @@ const fn table() -> [u64; 256] {
     table
 }
 
-/// `a · b` modulo the polynomial.
+/// Returns `a · b` modulo the polynomial.
 const fn multiply(a: u64, b: u64) -> u64 {
     let mut product = 0;
     let mut shifted = b;
@@ -111,7 +111,7 @@ const fn multiply(a: u64, b: u64) -> u64 {
     product
 }
 
-/// x^(8 · bytes) modulo the polynomial, by squaring.
+/// Returns x^(8 · bytes) modulo the polynomial, by squaring.
 const fn x_to_the_bytes(bytes: u64) -> u64 {
     let mut square = ONE >> 8;
     let mut power = ONE;
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The meaning, one bit at a time.
+    /// Computes the checksum by its definition, one bit at a time.
     fn crc(bytes: &[u8]) -> Crc64 {
         let mut state = u64::MAX;
         for byte in bytes {

@@ -251,7 +251,7 @@ small_documents! {
     NonceDocument("a nonce") { nonce: String, }
 }
 
-/// Names a version in messages: the step where there is one.
+/// Names a version in messages: the step if there is one.
 #[must_use]
 pub fn describe(step: Option<Step>, timeline: Timeline, version: Version) -> String {
     step.map_or_else(

@@ -109,7 +109,7 @@ impl ObjectLayout {
         chunk_range(self.file_bytes, chunk)
     }
 
-    /// The chunk's bytes in the object.
+    /// Returns the chunk's range in the object.
     ///
     /// Panics when the file has no such chunk.
     #[must_use]
@@ -120,7 +120,7 @@ impl ObjectLayout {
         start..ends[index]
     }
 
-    /// The chunk in which the object's byte at `offset` lies, for an offset inside the object.
+    /// Returns the chunk in which the object's byte at `offset` lies, for an offset inside the object.
     #[must_use]
     pub fn chunk_at(&self, offset: u64) -> u64 {
         match &self.ends {

@@ -62,7 +62,7 @@ pub struct ManifestFile {
 }
 
 impl ManifestFile {
-    /// The file as a record lists it.
+    /// Returns the file as a record lists it.
     #[must_use]
     pub fn entry(&self) -> RecordFile {
         RecordFile {

@@ -571,7 +571,7 @@ mod tests {
             prop_assert_eq!(found, retain(&policy, &shown, 100));
         }
 
-        /// A hidden version stays only by a rule, so the policy bounds such versions.
+        /// A version that is not shown stays only where it would if shown, so the policy bounds such versions.
         #[test]
         fn what_is_not_shown_stays_only_where_it_would_if_it_were(
             policy in any_policy(), versions in any_lineage(),

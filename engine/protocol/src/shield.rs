@@ -54,7 +54,7 @@ pub enum Unwritten {
     Stays,
     /// Ask again later; at once when this process ends.
     Waits { process: Option<u32> },
-    /// The directory is removed, because a job that comes back must not find it.
+    /// The directory leaves the tree, because a job that comes back must not find it.
     Goes { why: String },
 }
 
@@ -120,7 +120,7 @@ pub enum Tracker {
     Stays,
     /// The tracker is served with this content from now on.
     Says(Vec<u8>),
-    /// The tracker is removed: no whole checkpoint exists that it could name.
+    /// The tracker is hidden: no whole checkpoint exists that it could name.
     Goes,
 }
 

@@ -18,8 +18,9 @@ pub enum SizeError {
     TooLarge { text: String },
 }
 
-/// Bytes from `4096`, `512K`, `4G` or `4GiB`; letters in either case, a decimal point allowed with a unit
-/// (`1.5G`), rounded down to bytes. A bare `B` after the unit (`GB`) is refused, since it often means powers of 1000.
+/// Parses bytes from `4096`, `512K`, `4G` or `4GiB`. Letters may be in either case; with a unit, a decimal point is
+/// allowed (`1.5G`), and the result is rounded down to bytes. A bare `B` after the unit (`GB`) is refused, because it
+/// often means powers of 1000.
 ///
 /// # Errors
 /// When the text is anything else, or the size does not fit 64 bits.

@@ -38,8 +38,8 @@ pub async fn raise_epoch(store: &dyn Store, at_least: Epoch) -> Result<Epoch, St
     Ok(highest.map_or(at_least, |highest| highest.max(at_least)))
 }
 
-/// The highest epoch present in `store`; `None` where no coordinator ever wrote. Names that are not numbers are
-/// not ours and are passed over.
+/// Returns the highest epoch present in `store`; `None` if no coordinator ever wrote. Names that are not numbers
+/// are not ours and are skipped.
 pub async fn current_epoch(store: &dyn Store) -> Result<Option<Epoch>, StoreError> {
     let listing = store.list(&Series::Epoch.prefix(), true).await?;
     Ok(listing.keys.iter().filter_map(|head| parse_epoch(&head.key)).max())

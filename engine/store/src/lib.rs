@@ -262,7 +262,7 @@ impl Default for StoreSettings {
 }
 
 impl fmt::Debug for StoreSettings {
-    /// Names of the variables only: their values hold secrets.
+    /// Shows only the names of the variables: their values hold secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Option<Vec<&str>> =
             self.variables.as_ref().map(|v| v.iter().map(|(name, _)| name.as_str()).collect());

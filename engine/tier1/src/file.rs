@@ -198,7 +198,7 @@ impl File {
         }
     }
 
-    /// As [`Self::settle`], for a caller that has examined the file.
+    /// Does the same as [`Self::settle`], for a caller that has examined the file.
     fn settle_at(&self, growth: &mut Growth, actual_bytes: u64) {
         growth.held_bytes = self.space.settle(User::Files, growth.held_bytes, actual_bytes);
         let lacking = growth.planned_to.max(growth.allowed_to).saturating_sub(growth.held_bytes);

@@ -22,8 +22,8 @@ pub(super) struct Stock {
 }
 
 /// Stocks, the shortest first; the last is also for creates of unknown size. A short file does not need 2 MiB, which take longer
-/// to make than the file takes to write. A longer file must not begin with a page in a large folio: its first write would clear
-/// all of that, and its end would split it.
+/// to make than the file takes to write. A file of one page does not need a longer folio: its first write would clear all of that,
+/// and its end would split it.
 pub(super) const STOCKS: [Stock; 3] = [
     // For example a `latest`, a log, a configuration.
     Stock { ready_bytes: PAGE_BYTES, files: 32 },

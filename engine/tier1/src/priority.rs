@@ -106,14 +106,14 @@ fn schedule(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The fields of proc(5) stat: nice is the 19th, the scheduling policy the 41st.
+    /// Reads the fields of proc(5) stat: nice is the 19th, the scheduling policy the 41st.
     fn nice_and_policy() -> (i32, i32) {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
         let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
         (fields[19 - 3].parse().unwrap(), fields[41 - 3].parse().unwrap())
     }
 
-    /// sched_getattr(2): `sched_runtime`, which is 0 before Linux 6.12.
+    /// Reads `sched_runtime` by sched_getattr(2), which is 0 before Linux 6.12.
     fn slice_ns() -> u64 {
         let mut attributes = [0_u64; 6];
         assert_eq!(size_of_val(&attributes), size_of::<Attributes>());

@@ -33,7 +33,7 @@ fn open(size_bytes: u64, ballast: bool) -> Arc<Tier1> {
     }
 }
 
-/// A writer under passthrough: a descriptor of its own, unknown to Tier-1.
+/// Opens a file as a writer under passthrough: by a descriptor of its own, unknown to Tier-1.
 fn open_outside(backing: &Backing) -> File {
     File::options().read(true).write(true).open(backing.host_path()).expect("the owner may open its file")
 }

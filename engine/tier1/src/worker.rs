@@ -1,5 +1,5 @@
-//! The thread that moves idle memory to where it is needed. The worker fills and touches ballast, makes ready files, takes spent files apart,
-//! frees lingering ones, and frees ballast when the machine needs it.
+//! The thread that moves idle memory to where it is needed. The worker fills and touches ballast, makes ready files, takes spent files
+//! apart, frees lingering ones, and frees ballast when the machine needs it.
 //!
 //! Owns: when these happen. Does not own: how memory moves (`space`), what a slice is (`ballast`).
 
@@ -33,7 +33,7 @@ const SLICES_PER_TURN: u64 = 32;
 const PRESSURE_STEP_BYTES: u64 = 256 << 20;
 
 /// Free memory that the ballast leaves alone. Writers allocate some of their own between two looks at their files, and the ballast,
-/// on a file system of its own, would not give way. The amount is 30 ms of writers at 8 GB/s, thirty looks; a part of a small Tier-1.
+/// on a file system of its own, would not notice. The amount is 30 ms of writers at 8 GB/s, thirty looks; a part of a small Tier-1.
 const HEADROOM_BYTES: u64 = 256 << 20;
 const HEADROOM_PART: u64 = 8;
 /// The part of the available memory that each stock of small ready files may hold.

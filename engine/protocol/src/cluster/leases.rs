@@ -167,7 +167,7 @@ impl Leases {
         is_its_own
     }
 
-    /// [`Leases::published`] for a path.
+    /// Does the same as [`Leases::published`], for a path.
     pub fn published_at(&mut self, from: &NodeName, path: &[u8]) {
         let (directory, name) = split(path);
         self.published(from, directory, name);

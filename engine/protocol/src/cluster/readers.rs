@@ -31,7 +31,7 @@ pub struct Readers {
 struct Tree {
     /// Nodes in the order of their questions.
     nodes: Vec<NodeName>,
-    /// The node that was told to read Tier-3.
+    /// The last node that was sent to read Tier-3.
     reader: Option<NodeName>,
     /// Nodes that could not supply the bytes to another.
     aside: BTreeSet<NodeName>,

@@ -182,8 +182,8 @@ pub struct Joined {
     pub members: EncodedMembers,
     /// The last publication of this life that the coordinator has; none: the coordinator needs everything.
     pub published: Option<u64>,
-    /// Whether the coordinator needs the state of every node of the tree: it had dropped the node, or its daemon started with the names
-    /// alone.
+    /// Whether the coordinator needs the state of every node of the tree: it had declared the node gone, or its daemon started with the
+    /// names alone.
     pub states: bool,
     /// Directories that the node goes on holding alone.
     pub alone: Vec<Vec<u8>>,

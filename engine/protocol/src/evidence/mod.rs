@@ -89,8 +89,8 @@ impl FileFact {
 pub enum Told {
     #[default]
     No,
-    /// `ckptctl flush --wait`. A checkpoint with a marker, an index or a count still waits for it; one with fewer files than the version
-    /// before waits only for the settle time.
+    /// `ckptctl flush --wait`. A checkpoint with a marker, an index or a count still waits for it. Only one with fewer files than the
+    /// version before waits for the settle time.
     Flush,
     /// `ckptctl commit` or the attribute: complete as it is, once closed.
     Commit,

@@ -10,7 +10,7 @@ use crate::visibility::Content;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Case<'_> {
-    /// Judges the indices. An index proves the checkpoint if all files that it lists exist with the size that it gives, and every
+    /// Judges the indices. An index proves the checkpoint if all files that it lists exist with at least the size that it gives, and every
     /// shard is listed by an index. If a program may go on, the listed files must also be older than their index.
     pub(super) fn index(&self) -> Finding {
         let indices: Vec<_> = self.present().filter(|(_, role, _)| matches!(role, Role::Index(_))).collect();

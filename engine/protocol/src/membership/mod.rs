@@ -62,7 +62,7 @@ pub fn interval_ms(nodes: usize) -> u64 {
     (nodes as u64).saturating_mul(1000).div_ceil(BEATS_PER_SECOND_MAX).max(BEAT_MS)
 }
 
-/// Times after which the coordinator gives a node up.
+/// Times after which the coordinator declares a node gone, and removes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
     /// Time after which a node counts as gone if others hear it and the coordinator does not.

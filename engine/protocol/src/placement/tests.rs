@@ -9,7 +9,7 @@ fn name(text: &str) -> NodeName {
     text.parse().unwrap()
 }
 
-/// `a` is a node without labels, `a@r1` is one in rack r1.
+/// Parses a node: `a` has no labels, `a@r1` is in rack r1.
 fn candidate(text: &str) -> Candidate {
     let (node, rack) = text.split_once('@').map_or((text, None), |(node, rack)| (node, Some(rack)));
     let labels = rack.map(|rack| Label { key: "rack".into(), value: rack.into() });
@@ -36,7 +36,7 @@ fn then(before: &Placed, members: &str, rules: &Rules) -> Placed {
     place(Some(&before.placement), &candidates(members), rules, Epoch(7))
 }
 
-/// `a>b>c d>e`.
+/// Formats a placement as `a>b>c d>e`.
 fn shown(placement: &Placement) -> String {
     let circle = |circle: &Vec<NodeName>| circle.iter().map(NodeName::as_str).collect::<Vec<_>>().join(">");
     placement.circles().iter().map(circle).collect::<Vec<_>>().join(" ")

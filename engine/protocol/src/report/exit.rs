@@ -24,7 +24,7 @@ pub enum ExitCode {
 }
 
 impl ExitCode {
-    /// The process exit status.
+    /// Returns the process exit status.
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {

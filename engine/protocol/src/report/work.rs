@@ -67,7 +67,7 @@ pub struct Verify {
     /// Copies that were read and compared with their checksum.
     pub copies: u64,
     pub bytes: u64,
-    /// Whether Tier-3's bytes were read too, not only its listing.
+    /// Whether Tier-3's bytes were read too, not only its metadata.
     pub deep: bool,
     /// Copies that were bad and have been replaced from a good one.
     pub repaired: Vec<VerifyRepair>,

@@ -88,7 +88,7 @@ impl Staged {
         Ok(staged)
     }
 
-    /// The same, for parts that may go past the page cache.
+    /// Does the same, for parts that may go past the page cache.
     pub(super) fn new_direct(
         root: &Root,
         size_bytes: u64,

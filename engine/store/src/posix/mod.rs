@@ -352,7 +352,7 @@ mod tests {
         (dir, store)
     }
 
-    /// Files in the staging directory.
+    /// Counts the files in the staging directory.
     fn unfinished(store: &PosixStore) -> usize {
         let entries = std::fs::read_dir(store.root.path().join(STAGING)).expect("read");
         entries.filter(|entry| !root::is_mark(&entry.as_ref().expect("entry").file_name())).count()

@@ -25,7 +25,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Prefix of a mark's name. Two daemons that make one at the same time leave two, and each is as good.
 const MARK: &str = "store-";
 
-/// Most links that are logged; so many names show what is wrong with a store.
+/// Most links that are logged: these suffice to show what is wrong with a store.
 const LINKS_TOLD_MAX: usize = 64;
 
 /// Mode of a mark, which has no content but its name.
@@ -220,7 +220,7 @@ pub(super) fn open_object(inside: &Inside<'_>, path: &Path) -> io::Result<File> 
     open_object_with(inside, path, OFlags::empty())
 }
 
-/// The same with further flags. The file is opened nonblocking.
+/// Does the same with further flags. The file is opened nonblocking.
 pub(super) fn open_object_with(inside: &Inside<'_>, path: &Path, flags: OFlags) -> io::Result<File> {
     let file = File::from(inside.open(path, OFlags::RDONLY | OFlags::NONBLOCK | flags)?);
     if !file.metadata()?.is_file() {

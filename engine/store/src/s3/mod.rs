@@ -84,7 +84,7 @@ pub struct S3Store {
 }
 
 impl fmt::Debug for S3Store {
-    /// The client is left out: it knows the credentials.
+    /// Leaves the client out, because it knows the credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("S3Store").field("store", &self.description).finish_non_exhaustive()
     }

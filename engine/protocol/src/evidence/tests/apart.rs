@@ -6,7 +6,7 @@ const SHARD: &str = "m/out/model-00001-of-00001.safetensors";
 const INDEX: &str = "m/out/model.safetensors.index.json";
 const LOG: &str = "m/out/train.log";
 
-/// `train.py >out/train.log` saved its model into `out`, and goes on.
+/// Makes a world in which `train.py >out/train.log` saved its model into `out`, and goes on.
 fn logged(log: &str) -> World {
     let files = [(SHARD, 1, writer(1, None)), (INDEX, 2, writer(1, None)), (log, 9, writer(1, None))];
     let mut world = World::new(&files).index(INDEX, &[("model-00001-of-00001.safetensors", None)]);

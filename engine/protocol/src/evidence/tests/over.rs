@@ -20,7 +20,7 @@ fn ended(world: &mut World, name: &str, fate: Fate, at_ns: Option<i64>) {
     (writer.fate, writer.failed_at_ns) = (fate, at_ns);
 }
 
-/// Rank 0 has saved again at second 10.
+/// Makes a world in which rank 0 has saved again at second 10.
 fn half() -> World {
     let mut world = World::new(&[(RANK0, 10, rank(0)), (RANK1, 2, rank(1))]);
     world.file(RANK0).before = Before::Other;
