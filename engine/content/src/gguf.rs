@@ -8,7 +8,7 @@ use crate::source::{Source, Stop, Window};
 pub(crate) const MAGIC: &[u8] = b"GGUF";
 const ALIGNMENT_KEY: &[u8] = b"general.alignment";
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// Most sides of a tensor. ggml has four; no reader takes more than this.
+/// Maximum number of sides of a tensor. ggml has four; no reader takes more than this.
 const MAX_SIDES: u32 = 8;
 
 /// The types of metadata other than numbers of a fixed width.

@@ -13,7 +13,7 @@ const CONFIGURATION: &[u8] = b"config.json";
 const WEIGHTS: &[u8] = b"model.weights.h5";
 /// Prefix of other forms of the weights: npz, and several files with a list.
 const OTHER_WEIGHTS: &[u8] = b"model.weights";
-/// Most bytes of metadata that are read; Keras writes some hundred.
+/// Maximum number of bytes of metadata that are read; Keras writes some hundred.
 const MAX_METADATA_BYTES: usize = 16 << 10;
 
 /// Whether an archive whose first member has this name may be a model of Keras.

@@ -58,9 +58,9 @@ impl Bytes for &[u8] {
 /// Limits on the cost of one verdict. Beyond them, the verdict is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Most bytes that are read.
+    /// Maximum number of bytes that are read.
     pub read_bytes: u64,
-    /// Most opcodes, directory entries, headers and tensors that are examined.
+    /// Maximum number of opcodes, directory entries, headers and tensors that are examined.
     pub steps: u64,
     /// Longest time by the clock. The search for the end of an archive is limited by its bytes alone.
     pub cpu: Duration,

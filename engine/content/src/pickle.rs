@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 
 /// The newest supported protocol.
 const MAX_PROTOCOL: u8 = 5;
-/// Most values on the stack. Pickle fills containers a thousand items at a time, so that it stays shallow.
+/// Maximum number of values on the stack. Pickle fills containers a thousand items at a time, so that it stays shallow.
 const MAX_STACK: usize = 1 << 18;
-/// Most values in the memo: a state of 100,000 tensors has some ten for each.
+/// Maximum number of values in the memo: a state of 100,000 tensors has some ten for each.
 const MAX_MEMO: usize = 1 << 20;
-/// Most storages of one file.
+/// Maximum number of storages of one file.
 const MAX_STORAGES: usize = 1 << 18;
 /// Longest string that is examined; longer ones are skipped.
 const MAX_TEXT_BYTES: usize = 256;
@@ -62,7 +62,7 @@ pub(crate) struct Storage {
     /// Number of items in the first id that names the storage.
     pub(crate) count: u64,
     pub(crate) item_bytes: u8,
-    /// Most bytes that an id gives the storage.
+    /// Largest size that an id gives the storage, in bytes.
     pub(crate) bytes: u64,
 }
 

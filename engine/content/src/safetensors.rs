@@ -16,7 +16,7 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// Longest header that is read: of a hundred thousand tensors. A single name in it may take all of its bytes, and is held
 /// whole.
 const MAX_READ_BYTES: u64 = 16 << 20;
-/// Most tensors of one file.
+/// Maximum number of tensors of one file.
 const MAX_TENSORS: usize = 1 << 20;
 
 /// Whether the file begins with eight bytes of length and the beginning of a JSON object.

@@ -8,7 +8,8 @@ use crate::source::{Source, Stop};
 
 const BLOCK: usize = 512;
 const BLOCK_BYTES: u64 = BLOCK as u64;
-/// Most bytes of a pax header that are read. A header may hold any attributes; the usual writers put the size first.
+/// Maximum number of bytes of a pax header that are read. A header may hold any attributes; the usual writers put the size
+/// first.
 const MAX_PAX_BYTES: usize = 64 << 10;
 
 type Block = [u8; BLOCK];

@@ -24,7 +24,7 @@ const TAIL_BYTES: u64 = END_BYTES as u64 + 0xffff;
 const FOLLOWED_BYTES: u64 = 32 << 20;
 /// Bytes searched at once.
 const LOOK_BYTES: usize = 1 << 20;
-/// Most entries of one archive: a torch zip has one for each storage.
+/// Maximum number of entries of one archive: a torch zip has one for each storage.
 const MAX_ENTRIES: usize = 1 << 18;
 
 /// An entry of the directory.

@@ -105,7 +105,8 @@ pub struct TreeDocument {
     /// Files whose attributes differ from their sidecar or manifest: they changed after the bytes were in Tier-3.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attributes: Vec<FileAttributes>,
-    /// Versions that the tree shows although newer versions of their checkpoints are committed: the shown ones settled later.
+    /// Versions that the tree shows although they are not the newest committed versions of their checkpoints, because they
+    /// settled later.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shown_versions: Vec<VersionId>,
     /// Checkpoints whose names the job removed from the tree, each up to and with this version, settled ones too. Their bytes

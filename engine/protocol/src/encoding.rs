@@ -8,7 +8,7 @@ use crate::layout::{chunk_count, chunk_range};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// Most bytes that an encoded chunk has beyond the chunk itself: the byte that names its encoding.
+/// Maximum number of bytes that an encoded chunk has beyond the chunk itself: the byte that names its encoding.
 pub const ENCODED_OVERHEAD_BYTES: u64 = 1;
 
 /// The codec that made the chunks of a file smaller. Each chunk's first byte names the encoding of that chunk.

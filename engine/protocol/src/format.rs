@@ -19,9 +19,9 @@ pub const FORMAT_PARTS: u32 = 3;
 /// The newest format that this build reads, raised whenever an old reader would misread.
 pub const FORMAT_NEWEST: u32 = FORMAT_PARTS;
 
-/// Most bytes in a marker: its names are bounded by the key's length, escaped.
+/// Maximum number of bytes in a marker: its names are bounded by the key's length, escaped.
 pub const MAX_MARKER_BYTES: usize = 64 << 10;
-/// Most bytes in a record, a prepared marker, a manifest or a tree: 100 TB at 20 bytes per 8 MiB chunk, 70 TB encoded.
+/// Maximum number of bytes in a record, a prepared marker, a manifest or a tree: 100 TB at 20 bytes per 8 MiB chunk, 70 TB encoded.
 pub const MAX_DOCUMENT_BYTES: usize = 256 << 20;
 
 /// The end of a sealed document, around the 16 digits of the checksum of all bytes before it. The field's name is unique: a sidecar has
@@ -90,7 +90,7 @@ pub fn is_document(bytes: &[u8]) -> bool {
 pub trait Document: Serialize + DeserializeOwned {
     /// The document's name in messages.
     const WHAT: &'static str;
-    /// Most bytes of a document that are read.
+    /// Maximum number of bytes of a document that are read.
     const MAX_BYTES: usize;
     /// Whether a document ends with a checksum of its own. A document whose key contains its hash needs none.
     const SEALED: bool;

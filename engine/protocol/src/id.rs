@@ -153,7 +153,7 @@ impl FromStr for ContentHash {
     }
 }
 
-/// Most bytes in a node's name. A key holds two of them, and a Linux host name has at most 64.
+/// Maximum number of bytes in a node's name. A key holds two of them, and a Linux host name has at most 64.
 pub const MAX_NODE_NAME_BYTES: usize = 64;
 
 /// A node's name: ASCII letters, digits, `.`, `_`, `-`, not beginning with `.` or `-`. Names stand unescaped in

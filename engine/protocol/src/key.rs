@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Most bytes in a key of ours. S3 allows 1024, of which 128 are left for the prefix in the store's URL.
+/// Maximum number of bytes in a key of ours. S3 allows 1024, of which 128 are left for the prefix in the store's URL.
 pub const MAX_KEY_BYTES: usize = 896;
 /// The longest fixed part: a prepared marker written by a stand-in, with two node names and two incarnations.
 const MAX_FIXED_BYTES: usize =

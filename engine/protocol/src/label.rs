@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-/// Most labels of a node: more than a rack, a switch, a row, a room and some of the user's own. Bounded
-/// because each join sends all labels.
+/// Maximum number of labels of a node: more than a rack, a switch, a row, a room and some of the user's
+/// own. Bounded because each join sends all labels.
 pub const LABELS_MAX: usize = 16;
-/// Most bytes of a key or a value; as for a node's name.
+/// Maximum number of bytes of a key or a value; as for a node's name.
 pub const LABEL_BYTES_MAX: usize = 64;
 
 /// The labels of one node; at most [`LABELS_MAX`], each checked.

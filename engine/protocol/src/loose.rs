@@ -23,7 +23,8 @@ const LONGEST_NS: i64 = 60 * SECOND_NS;
 /// Reading and uploading a file that keeps changing takes at most one part in this many of the time.
 const SHARE: i64 = 4;
 
-/// Most objects that the bytes of a file may lie in: each costs a request when the file is read, and an object that stays.
+/// Maximum number of objects that the bytes of a file may lie in: each costs a request when the file is read, and an object that
+/// stays.
 pub const PARTS_MAX: usize = 64;
 
 /// The state in which the writers of a loose file had left it when it was read.

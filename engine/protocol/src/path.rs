@@ -9,9 +9,9 @@ use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-/// Most bytes in a path: Linux's PATH_MAX.
+/// Maximum number of bytes in a path: Linux's PATH_MAX.
 pub const MAX_PATH_BYTES: usize = 4096;
-/// Most bytes in one component: Linux's NAME_MAX.
+/// Maximum number of bytes in one component: Linux's NAME_MAX.
 pub const MAX_COMPONENT_BYTES: usize = 255;
 
 /// Splits a path of the mount into its directory, empty for the root, and the last component.
@@ -132,10 +132,10 @@ impl RelPath {
     }
 }
 
-/// Most bytes of a run in a key; `key` adds up the parts of a key.
+/// Maximum number of bytes of a run in a key; `key` adds up the parts of a key.
 pub const MAX_RUN_KEY_BYTES: usize = 360;
-/// Most bytes of a checkpoint's name in a key: one component of a POSIX path holds 255, and a temporary name needs a few more than
-/// the name.
+/// Maximum number of bytes of a checkpoint's name in a key: one component of a POSIX path holds 255, and a temporary name needs a
+/// few more than the name.
 pub const MAX_CHECKPOINT_KEY_BYTES: usize = 240;
 
 /// A run directory: a path below the mount, or the mount itself, whose text is `_`. The text is the form in keys (a directory really

@@ -74,7 +74,7 @@ pub fn decide_unwritten(maker: Actor, session: impl FnOnce() -> Session) -> Unwr
     }
 }
 
-/// Most bytes of a tracker that are read: a name has 255.
+/// Maximum number of bytes of a tracker that are read: a name has 255.
 pub const MAX_TRACKER_BYTES: usize = 4096;
 
 /// A checkpoint that a tracker may name.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::key::{Key, Series};
 
-/// Most attempts at a doubtful create before its error is returned.
+/// Maximum number of attempts at a doubtful create before its error is returned.
 const RAISE_ATTEMPTS: u32 = 3;
 const RAISE_PAUSE: Duration = Duration::from_millis(100);
 

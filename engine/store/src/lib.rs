@@ -227,7 +227,7 @@ impl PartSource for Bytes {
     }
 }
 
-/// Most entries of a listing: some 50 MB of keys. The engine lists single runs and versions.
+/// Maximum number of entries of a listing: some 50 MB of keys. The engine lists single runs and versions.
 pub const MAX_LISTED: usize = 262_144;
 
 /// Longest key, in bytes. S3 allows 1024; every back end keeps to that, so that a prefix can be copied between them.

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The ranks of a job, which all fail at the same moment, thus do not all come back at the same moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Most attempts of a request, the first included.
+    /// Maximum number of attempts of a request, the first included.
     pub attempts: u32,
     pub first_pause: Duration,
     pub longest_pause: Duration,

@@ -17,7 +17,7 @@ use super::space::{FIRST_PIECE_BYTES, PAGE_BYTES, RUN_AHEAD_MIN_BYTES};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stock {
     pub(super) ready_bytes: u64,
-    /// Most files kept. A job's burst of small files is longer now and then; further files are made on the spot.
+    /// Maximum number of files kept. A job's burst of small files is longer now and then; further files are made on the spot.
     pub(super) files: usize,
 }
 

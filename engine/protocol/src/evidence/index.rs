@@ -8,11 +8,11 @@
 use crate::path::{PathProblem, RelPath};
 use std::collections::BTreeMap;
 
-/// Most bytes of an index that are read.
+/// Maximum number of bytes of an index that are read.
 pub const MAX_INDEX_BYTES: usize = 256 << 20;
 
-/// Most files that an index may name. A checkpoint of 100,000 ranks has a few each. Without this bound, an index of the
-/// largest size with the shortest names would take gigabytes of the daemon's memory.
+/// Maximum number of files that an index may name. A checkpoint of 100,000 ranks has a few each. Without this bound, an
+/// index of the largest size with the shortest names would take gigabytes of the daemon's memory.
 pub const MAX_INDEX_FILES: usize = 1 << 20;
 
 /// The files that an index lists, relative to its directory, each with the exact size if the index gives it.

@@ -285,7 +285,7 @@ fn all_of(findings: impl Iterator<Item = Finding>) -> Finding {
     found
 }
 
-/// Most missing names that a verdict carries.
+/// Maximum number of missing names that a verdict carries.
 const MAX_NAMED: usize = 16;
 
 /// Names the first of these ranks for people.

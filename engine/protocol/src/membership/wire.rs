@@ -6,12 +6,12 @@ use crate::id::{Epoch, Incarnation, NodeName, StartId};
 use crate::label::Labels;
 use serde::{Deserialize, Serialize};
 
-/// Most bytes of a message as JSON, except a join, which has labels. A message must fit a datagram that is not
-/// fragmented.
+/// Maximum number of bytes of a message as JSON, except a join, which has labels. A message must fit a
+/// datagram that is not fragmented.
 pub const MESSAGE_BYTES_MAX: usize = 1024;
-/// Most bytes of a join: every label at its longest.
+/// Maximum number of bytes of a join: every label at its longest.
 pub const JOIN_BYTES_MAX: usize = 4096;
-/// Most bytes of an address, `host:port`; a DNS name has 253 bytes.
+/// Maximum number of bytes of an address, `host:port`; a DNS name has 253 bytes.
 pub const ADDRESS_BYTES_MAX: usize = 260;
 
 /// The sender of a message: one run of a daemon on one life of its memory, by name.

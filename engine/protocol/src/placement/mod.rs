@@ -24,7 +24,7 @@ use crate::label::Labels;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most members that one coordinator serves; a longer list from outside is refused before it is used.
+/// Maximum number of members that one coordinator serves; a longer list from outside is refused before it is used.
 pub const MEMBERS_MAX: usize = 100_000;
 
 /// The label that names a node's failure domain unless the settings name another.

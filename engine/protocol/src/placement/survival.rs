@@ -10,7 +10,7 @@ use super::{Candidate, Placement};
 use crate::id::NodeName;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most lost nodes that are counted.
+/// Maximum number of lost nodes that are counted.
 const LOST_MAX: usize = 3;
 
 /// All ways to lose a number of nodes at once.

@@ -10,9 +10,9 @@ use crate::path::RelPath;
 use regex::bytes::{Regex, RegexBuilder, RegexSet, RegexSetBuilder};
 use std::sync::LazyLock;
 
-/// Most bytes that one compiled pattern may take, so that a configuration cannot exhaust memory.
+/// Maximum number of bytes that one compiled pattern may take, so that a configuration cannot exhaust memory.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
-/// Most bytes that one kind of pattern of all rules may take together.
+/// Maximum number of bytes that one kind of pattern of all rules may take together.
 const MAX_SET_BYTES: usize = 16 << 20;
 
 /// A rule that cannot be used.

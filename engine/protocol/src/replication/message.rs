@@ -16,9 +16,10 @@ use std::sync::Arc;
 pub const MESSAGE_BYTES_MAX: usize = 6 << 20;
 /// Largest file that travels inside its message: one round trip instead of four.
 pub const SMALL_BYTES: u64 = 256 << 10;
-/// Most bytes that a publisher may attach to a copy: a line or two of its catalog.
+/// Maximum number of bytes that a publisher may attach to a copy: a line or two of its catalog.
 pub const FACTS_BYTES_MAX: usize = 4 << 10;
-/// Most bytes of extended attributes of one file, names and values together: as many as a node of the tree may have.
+/// Maximum number of bytes of extended attributes of one file, names and values together: as many as a node of the tree
+/// may have.
 pub const XATTRS_BYTES_MAX: usize = 128 << 10;
 
 const _: () =

@@ -8,7 +8,8 @@ use crate::placement::{self, Candidate, Note, Scope, Survival, survival};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Most warnings that are listed; each is about one node, and a cluster in one rack has one for each.
+/// Maximum number of warnings that are listed; each is about one node, and a cluster in one rack has one for
+/// each.
 pub const WARNINGS_MAX: usize = 16;
 
 /// `ckptctl placement`.

@@ -117,7 +117,8 @@ pub fn exit_code_of(problems: &[Problem]) -> ExitCode {
     GRAVEST_FIRST.into_iter().find(|code| codes.contains(code)).unwrap_or(ExitCode::Done)
 }
 
-/// Most problems of one code that are listed, so that a thousand lost files do not bury the problem that explains them.
+/// Maximum number of problems of one code that are listed, so that a thousand lost files do not bury the problem that explains
+/// them.
 pub const PROBLEMS_OF_ONE_CODE_MAX: usize = 20;
 
 /// Keeps at most [`PROBLEMS_OF_ONE_CODE_MAX`] of each code, in their order, and adds the number of the others.

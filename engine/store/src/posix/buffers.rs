@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The size of each buffer: the manifest's chunk, which a restore reads at a time.
 pub(super) const BUFFER_BYTES: usize = 8 << 20;
 
-/// Most buffers kept for the next read while others are lent. Further ones are returned to the system at once.
+/// Maximum number of buffers kept for the next read while others are lent. Further ones are returned to the system at
+/// once.
 const IDLE_MOST: usize = 16;
 
 #[derive(Debug, Default)]

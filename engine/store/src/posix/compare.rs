@@ -14,7 +14,8 @@ use std::os::unix::fs::FileExt;
 /// compared.
 const SCRATCH_BYTES: usize = 256 << 10;
 
-/// Most writes of a part that reads back wrong: a bit that flipped on its way is right the second time.
+/// Maximum number of writes of a part that reads back wrong: a bit that flipped on its way is right the second
+/// time.
 const WRITES_MAX: u32 = 2;
 
 /// Writes `bytes` at `offset` and compares them with the file's content.

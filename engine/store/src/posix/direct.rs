@@ -25,7 +25,7 @@ const ALIGN_BYTES: usize = 4096;
 /// Smallest part that is worth a second descriptor. Smaller ones are often read again soon.
 pub(super) const DIRECT_LEAST_BYTES: usize = 1 << 20;
 
-/// Most rings kept for later parts. Each part on its way has one; further ones are made when needed.
+/// Maximum number of rings kept for later parts. Each part on its way has one; further ones are made when needed.
 const IDLE_RINGS_MOST: usize = 16;
 
 /// See the module's head.

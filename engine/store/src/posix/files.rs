@@ -26,7 +26,7 @@ use tidemark_protocol::file::Readers;
 /// Age from which an unlocked staging file counts as left over from a crash; younger ones may be about to be locked.
 const LEFTOVER_AGE: Duration = Duration::from_secs(600);
 
-/// Most tries to place an object: a concurrent delete may remove a directory between its mkdir and the link into it.
+/// Maximum number of tries to place an object: a concurrent delete may remove a directory between its mkdir and the link into it.
 const PLACE_ATTEMPTS: u32 = 8;
 
 /// Bytes gathered before a sync: enough for sequential writes, and little beside a host's memory.

@@ -38,8 +38,8 @@ use std::sync::Arc;
 use sync::DirectorySyncs;
 use tokio::sync::Semaphore;
 
-/// Most blocking calls at once. There are enough to fill a parallel file system and to let a journal group their fsyncs. The limit
-/// leaves the runtime's blocking pool (512 threads) to others when a mount hangs.
+/// Maximum number of blocking calls at once. There are enough to fill a parallel file system and to let a journal group their
+/// fsyncs. The limit leaves the runtime's blocking pool (512 threads) to others when a mount hangs.
 const PARALLEL_CALLS: usize = 64;
 
 /// Objects as files below a directory.

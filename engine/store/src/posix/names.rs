@@ -9,7 +9,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Most bytes of a piece. File names hold 255 bytes on every file system we know of; the marks need two.
+/// Maximum number of bytes of a piece. File names hold 255 bytes on every file system we know of; the marks
+/// need two.
 const NAME_BYTES: usize = 250;
 /// The mark of a piece whose part continues in the directory of that name.
 const GOES_ON: &str = "~+";

@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 /// Bytes of a request. A part of 8 MiB is eight of them, which keeps a disk busy from one thread.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Most requests of one part on their way at once.
+/// Maximum number of requests of one part on their way at once.
 const DEPTH: u32 = 8;
 
 /// An io_uring with nothing on its way.

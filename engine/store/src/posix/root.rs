@@ -25,7 +25,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Prefix of a mark's name. Two daemons that make one at the same time leave two, and each is as good.
 const MARK: &str = "store-";
 
-/// Most links that are logged: these suffice to show what is wrong with a store.
+/// Maximum number of links that are logged: these suffice to show what is wrong with a store.
 const LINKS_TOLD_MAX: usize = 64;
 
 /// Mode of a mark, which has no content but its name.

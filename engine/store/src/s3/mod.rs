@@ -40,7 +40,7 @@ use wire::{SentChecksum, Trouble};
 /// Size of the probe's damaged part: not empty, because it is damaged by overwriting it with zeros.
 const PROBE_PART_BYTES: usize = 1024;
 
-/// Most pages of a listing: a page without entries is allowed, an endless chain of them is not.
+/// Maximum number of pages of a listing: a page without entries is allowed, an endless chain of them is not.
 const MAX_PAGES: usize = MAX_LISTED;
 
 /// The calls that every client has, whatever its cloud.

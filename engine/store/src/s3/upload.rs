@@ -12,7 +12,7 @@ use object_store::{MultipartId, ObjectStore, PutOptions, PutPayload};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Most parts that S3 accepts in one upload.
+/// Maximum number of parts that S3 accepts in one upload.
 const MAX_PARTS: u64 = 10_000;
 
 /// Aborts the upload if it is dropped before completion, also after its caller gave up.

@@ -18,8 +18,8 @@ use object_store::client::{
 };
 use std::error::Error;
 
-/// Most bytes of an error's body that are read. S3's error documents have a few hundred; a proxy's error page may have
-/// any size.
+/// Maximum number of bytes of an error's body that are read. S3's error documents have a few hundred; a proxy's error
+/// page may have any size.
 const ERROR_BODY_BYTES: usize = 16 << 10;
 
 /// Characters of S3's message that are kept for people.
