@@ -1,7 +1,7 @@
-//! What moving bytes between two nodes costs, plain, authenticated and encrypted, with one stream and with several.
+//! Measures the cost of moving bytes between two nodes, plain, authenticated and encrypted, with one stream and with several.
 //!
-//! It owns the measurement that `design/0002-encrypted-bulk.md` quotes: two links in one process, over loopback, files in memory
-//! and warm, ways in turn. Run: `cargo run --release -p tidemark-transport --example links [MIB] [ROUNDS] [WAY]`.
+//! Owns: the measurement that `design/0002-encrypted-bulk.md` quotes: two links in one process, over loopback, files in memory and warm,
+//! variants in turn. Run: `cargo run --release -p tidemark-transport --example links [MIB] [ROUNDS] [WAY]`.
 
 use std::error::Error;
 use std::fs::File;

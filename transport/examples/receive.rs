@@ -1,7 +1,8 @@
-//! Which way bytes are best taken from a socket into a file in memory: splice, a buffer, or a mapping.
+//! Compares splice, a buffer and a mapping for moving bytes from a socket into a file in memory.
 //!
-//! It owns the measurement that `design/0001-links.md` quotes: one sender by sendfile, one receiver each way in turn,
-//! over loopback, both files warm. Run: `cargo run --release -p tidemark-transport --example receive [MIB] [ROUNDS]`.
+//! Owns: the measurement that `design/0001-links.md` quotes: one sender by sendfile, one receiver with each method in
+//! turn, over loopback, both files warm. Run: `cargo run --release -p tidemark-transport --example receive [MIB]
+//! [ROUNDS]`.
 
 use std::error::Error;
 use std::fs::File;

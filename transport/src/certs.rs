@@ -1,7 +1,7 @@
 //! Certificates: a cluster's authority, its nodes' certificates, and the TLS settings that use them.
 //!
-//! It owns the files of a certificate folder and what a link demands of them. It does not own how a certificate names a
-//! node (`names`) nor connections.
+//! Owns: the files of a certificate folder, and what a link demands of them. Does not own: how a certificate names a
+//! node (`names`), connections.
 //!
 //! ```text
 //! ca.pem          the authority, everywhere       ca.key      signs nodes; keep it off them
@@ -29,24 +29,26 @@ use time::{Duration, OffsetDateTime};
 
 use crate::names::{cluster_dns_name, is_name, is_valid_for, node_dns_name, proves};
 
-/// How long authorities and certificates are good for. An expired certificate takes a running cluster apart, and
-/// whoever can read a node's key can read its memory; so long, and renewed by issuing again.
+/// How long authorities and certificates are valid. An expired certificate takes a running cluster apart, and whoever
+/// can read a node's key can read its memory. Hence ten years, and renewal by issuing again.
 const VALID_DAYS: i64 = 3650;
 
-/// Clocks are minutes apart, sometimes hours; a certificate must be good on a node that is behind.
+/// How far back validity begins, in days. Clocks are minutes apart, sometimes hours, and a certificate must be valid on
+/// a node that is behind.
 const BACKDATED_DAYS: i64 = 1;
 
 /// The longest file that is read: a chain of several certificates has some 10 KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Stands before the authority's certificate, where readers of PEM skip it, so that its cluster need not be told again.
+/// Prefix of the line before the authority's certificate that names the cluster, so that callers need not name it
+/// again. Readers of PEM skip this line.
 const CLUSTER_LINE: &str = "Tidemark cluster: ";
 
 /// Why certificates could not be made or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertError {
-    /// Making it anew would cut off every node that trusts the old one.
+    /// The file exists. Replacing it would cut off every node that trusts the old one.
     #[error("{} exists already; remove it if it is to be replaced", .path.display())]
     Exists {
         /// The file.
@@ -59,7 +61,7 @@ pub enum CertError {
         doing: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file does not hold what it should.
@@ -67,7 +69,7 @@ pub enum CertError {
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         what: String,
     },
     /// A name that no node or cluster can have.
@@ -76,26 +78,26 @@ pub enum CertError {
         /// The name.
         name: String,
     },
-    /// Another name that a certificate cannot hold.
+    /// An additional name that a certificate cannot hold.
     #[error("`{name}` is neither an address nor a host's name")]
     San {
         /// The name.
         name: String,
     },
-    /// The cryptographic library could not make one.
+    /// The cryptographic library could not make a certificate.
     #[error("making a certificate for {name} failed")]
     Make {
-        /// Whose.
+        /// The node or cluster that the certificate was for.
         name: String,
-        /// What it said.
+        /// The library's error.
         source: rcgen::Error,
     },
 }
 
-/// Makes a cluster's authority: `ca.pem` and `ca.key` (mode 0600) in `folder`, which is made when missing.
+/// Makes a cluster's authority: `ca.pem` and `ca.key` (mode 0600) in `folder`, which is created when missing.
 ///
 /// # Errors
-/// An authority that is there is not replaced.
+/// An existing authority is not replaced.
 pub fn init(folder: &Path, cluster: &str) -> Result<(), CertError> {
     named(cluster)?;
     fs::create_dir_all(folder).map_err(|source| failed("making the folder", folder, source))?;
@@ -107,15 +109,15 @@ pub fn init(folder: &Path, cluster: &str) -> Result<(), CertError> {
 }
 
 /// Makes the certificate of `node`, signed by the authority in `folder`: `NODE.pem` and `NODE.key` (mode 0600) there.
-/// `sans` are addresses and host names that it is valid for besides. Returns the paths of both files. An earlier
-/// certificate of the node goes on being trusted until it expires.
+/// `sans` are further addresses and host names for which the certificate is valid. Returns the paths of both files. An
+/// earlier certificate of the node stays trusted until it expires.
 ///
 /// # Errors
-/// Files of that node that are there are not replaced.
+/// Existing files of that node are not replaced.
 pub fn issue(folder: &Path, node: &str, sans: &[String]) -> Result<(PathBuf, PathBuf), CertError> {
     named(node)?;
     if node == "ca" {
-        // Its key would be the authority's.
+        // The node's key would be the authority's.
         return Err(CertError::Exists { path: folder.join("ca.pem") });
     }
     let (authority_path, key_path) = (folder.join("ca.pem"), folder.join("ca.key"));
@@ -170,7 +172,7 @@ fn validity(params: &mut CertificateParams) {
     params.not_after = now + Duration::days(VALID_DAYS);
 }
 
-/// What one node's connections need: its certificate, and the authority that others must have.
+/// Credentials of one node's connections: its certificate, and the authority that other nodes must have.
 #[derive(Debug, Clone)]
 pub struct Certs {
     pub(crate) client: Arc<ClientConfig>,
@@ -178,11 +180,11 @@ pub struct Certs {
 }
 
 impl Certs {
-    /// Reads `ca.pem` and `NODE.pem`, `NODE.key` (else `node.pem`, `node.key`) from a folder, and checks that they are
-    /// this node's and this cluster's, so that a mistake shows at the start and not at the first peer.
+    /// Reads `ca.pem` and `NODE.pem`, `NODE.key` (else `node.pem`, `node.key`) from a folder, and checks that they
+    /// belong to this node and this cluster. A mistake thus shows at the start and not at the first peer.
     ///
     /// # Errors
-    /// A file that is missing, that cannot be read, or that is somebody else's.
+    /// A file that is missing, that cannot be read, or that belongs to another node or cluster.
     pub fn load(folder: &Path, cluster: &str, node: &str) -> Result<Self, CertError> {
         named(cluster)?;
         named(node)?;
@@ -216,7 +218,7 @@ impl Certs {
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
     ) -> Result<Self, String> {
-        // Named, not the process's default: whoever sets that one must not change who may speak here.
+        // A named provider, not the process's default: whoever sets the default must not change who may speak here.
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let versions = &[&rustls::version::TLS13];
         let roots = Arc::new(roots);

@@ -1,6 +1,6 @@
 //! Copying a piece of one local file into another.
 //!
-//! It owns the loop that makes partial reads and writes whole. It does not own sockets.
+//! Owns: the loop that makes partial reads and writes whole. Does not own: sockets.
 
 use std::io;
 use std::ops::Range;

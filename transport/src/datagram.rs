@@ -1,15 +1,15 @@
-//! Datagrams that prove their sender: for words that are worth nothing late, such as heartbeats.
+//! Datagrams that prove their sender: for messages that are worthless when late, such as heartbeats.
 //!
-//! It owns the layout, the signature, and refusing what was recorded and sent again. It does not own the keys: whoever
-//! uses it hands them over on a control link, one for each direction, drawn anew for each run of a daemon.
+//! Owns: the layout, the signature, and refusing a datagram that was recorded and sent again. Does not own: the keys. Callers exchange them
+//! on a control link, one for each direction, drawn anew for each run of a daemon.
 //!
 //! ```text
 //!  0         4     5        6           6+n       14+n        …         +16
 //!  | magic   | ver | n      | sender    | number  | body      | signature |
 //! ```
-//! The signature is the first 16 bytes of a keyed blake3 of everything before it. Numbers of a sender only rise; the last
-//! [`WINDOW`] are remembered, so that datagrams that overtake each other arrive and one that comes twice does not.
-//! What is said can be read on the way; who said it cannot be forged.
+//! The signature is the first 16 bytes of a keyed blake3 of everything before it. Numbers of a sender only rise. A receiver remembers the
+//! last [`WINDOW`], so that datagrams that overtake each other arrive and a repeated one does not. A body can be read on the way; its
+//! sender cannot be forged.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,8 +22,8 @@ use tokio::net::UdpSocket;
 
 use crate::names::{NAME_BYTES_MAX, is_name};
 
-/// The longest body: with everything around it, it fits the smallest packet of the networks in use (1,500 bytes) without
-/// being cut apart.
+/// The longest body, in bytes. With everything around it, it fits the smallest packet of the networks in use (1,500 bytes) without being
+/// cut apart.
 pub const DATAGRAM_BYTES_MAX: usize = 1200;
 
 const MAGIC: &[u8; 4] = b"tide";
@@ -39,7 +39,7 @@ const _: () = assert!(PACKET_BYTES_MAX + 48 <= 1500, "IPv6 and UDP headers must 
 /// How far a datagram may be overtaken: 64 beats are ten seconds at the shortest interval.
 pub const WINDOW: u64 = 64;
 
-/// The most senders and receivers; an entry is some hundred bytes. The largest cluster's coordinator hears that many.
+/// The most senders and receivers. An entry is some hundred bytes. The largest cluster's coordinator hears that many nodes.
 pub const KEYS_MAX: usize = 131_072;
 
 /// A secret between one sender and one receiver. `Debug` does not show it.
@@ -47,7 +47,7 @@ pub const KEYS_MAX: usize = 131_072;
 pub struct Key(pub [u8; 32]);
 
 impl Key {
-    /// A new one, to be handed over on a control link.
+    /// Draws a new key, to be handed over on a control link.
     pub fn random() -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("the kernel has random numbers");
@@ -64,15 +64,15 @@ impl fmt::Debug for Key {
 /// Datagrams that were dropped, by reason. Counted, not logged: anybody can send them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// No datagram of ours, or of another version.
+    /// Not a datagram of this protocol, or of another version.
     pub malformed: u64,
-    /// Longer than any of ours.
+    /// Longer than any valid datagram.
     pub oversized: u64,
-    /// From a node that we have no key for.
+    /// From a node without a key here.
     pub unknown: u64,
     /// The signature is not the sender's.
     pub forged: u64,
-    /// It came before, or is older than [`WINDOW`] others.
+    /// Received before, or older than [`WINDOW`] others.
     pub replayed: u64,
 }
 
@@ -80,10 +80,10 @@ pub struct Dropped {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DatagramError {
-    /// More than a datagram carries.
+    /// The body is longer than a datagram carries.
     #[error("a body of {bytes} bytes is more than a datagram carries ({DATAGRAM_BYTES_MAX})")]
     TooBig {
-        /// Its length.
+        /// The body's length.
         bytes: usize,
     },
     /// No key for that node was handed over.
@@ -92,7 +92,7 @@ pub enum DatagramError {
         /// The receiver.
         node: String,
     },
-    /// As many keys as there can be.
+    /// The table of keys is full.
     #[error("{KEYS_MAX} keys are the most; forget some nodes")]
     TooMany,
     /// A name that no node can have.
@@ -101,12 +101,12 @@ pub enum DatagramError {
         /// The name.
         name: String,
     },
-    /// The system could not send it. Nothing is tried again: the next one will do.
+    /// The system could not send it. Nothing is retried: the next datagram will do.
     #[error("sending a datagram to {address} failed")]
     Send {
-        /// Where to.
+        /// The receiver's address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -145,7 +145,7 @@ impl fmt::Debug for Datagrams {
 }
 
 impl Datagrams {
-    /// Opens a socket. Port 0 takes a free one.
+    /// Opens a socket. Port 0 chooses a free port.
     ///
     /// # Errors
     /// The address is taken, or not this machine's.
@@ -154,28 +154,28 @@ impl Datagrams {
         Ok(Self { node: node.to_owned(), socket, keys: Mutex::default(), dropped: Default::default() })
     }
 
-    /// Where it hears, with the port that was taken.
+    /// Returns the local address, with the port that was chosen.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// Takes the key for what we send to a node. Numbers begin anew, so a key is never used again.
+    /// Sets the key for datagrams to a node. Numbers begin anew, so a key is never used again.
     ///
     /// # Errors
-    /// Too many, or no name.
+    /// Too many keys, or an invalid name.
     pub fn set_key_to(&self, node: &str, key: Key) -> Result<(), DatagramError> {
         let mut keys = self.room_for(node)?;
         keys.to.insert(node.to_owned(), Outbound { key, number: 0 });
         Ok(())
     }
 
-    /// Takes the key for what a node sends to us. Repeated with the same key, what came before stays refused.
+    /// Sets the key for datagrams from a node. If the key is the same as before, datagrams that came before stay refused.
     ///
     /// # Errors
-    /// Too many, or no name.
+    /// Too many keys, or an invalid name.
     pub fn set_key_from(&self, node: &str, key: Key) -> Result<(), DatagramError> {
         let mut keys = self.room_for(node)?;
         if keys.from.get(node).is_none_or(|inbound| inbound.key != key) {
@@ -191,10 +191,10 @@ impl Datagrams {
         keys.from.remove(node);
     }
 
-    /// Sends once. `Ok` says nothing about arriving. Cancel safe.
+    /// Sends once. `Ok` does not mean that the datagram arrived. Cancel safe.
     ///
     /// # Errors
-    /// A body that is too long, a node without a key, or what the system says.
+    /// A body that is too long, a node without a key, or the system's error.
     pub async fn send(&self, node: &str, address: SocketAddr, body: &[u8]) -> Result<(), DatagramError> {
         let packet = {
             let mut keys = self.keys();
@@ -213,18 +213,18 @@ impl Datagrams {
             .map_err(|source| DatagramError::Send { address, source })
     }
 
-    /// Waits for the next datagram that is a known node's: its name and body. Others are counted and dropped. Cancel
-    /// safe.
+    /// Waits for the next datagram of a known node, and returns the node's name and the body. Other datagrams are counted and dropped.
+    /// Cancel safe.
     ///
     /// # Errors
-    /// What the system says of the socket.
+    /// The system's error of the socket.
     pub async fn receive(&self) -> io::Result<(String, Vec<u8>)> {
-        // One byte more than the longest of ours, to see that there was more.
+        // One byte more than the longest valid datagram, so that a longer one is noticed.
         let mut packet = [0; PACKET_BYTES_MAX + 1];
         loop {
             let bytes = match self.socket.recv_from(&mut packet).await {
                 Ok((bytes, _)) => bytes,
-                // An earlier datagram of ours met a closed port; it says nothing about the next one that comes.
+                // A port was closed to an earlier datagram from here; that says nothing about the next one to come.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
                 Err(error) => return Err(error),
             };
@@ -235,7 +235,7 @@ impl Datagrams {
         }
     }
 
-    /// What was dropped so far.
+    /// Returns the numbers of datagrams dropped so far.
     pub fn dropped(&self) -> Dropped {
         let count = |refused: Refused| self.dropped[refused as usize].load(Ordering::Relaxed);
         Dropped {
@@ -260,7 +260,7 @@ impl Datagrams {
         if read.body.len() > DATAGRAM_BYTES_MAX {
             return Err(Refused::Oversized);
         }
-        // Only now: a number that nobody signed must not move the window.
+        // Checked last: a number without a valid signature must not move the window.
         if !inbound.seen.is_new(read.number) {
             return Err(Refused::Replayed);
         }
@@ -308,7 +308,7 @@ fn encode(sender: &str, number: u64, body: &[u8], key: &Key) -> Vec<u8> {
     packet
 }
 
-/// A datagram's parts; nothing about it is proved yet.
+/// A datagram's parts, before anything about it is proved.
 #[derive(Debug)]
 struct Read<'a> {
     sender: &'a str,
@@ -331,14 +331,14 @@ fn decode(packet: &[u8]) -> Option<Read<'_>> {
 impl Read<'_> {
     fn is_signed(&self, key: &Key) -> bool {
         let expected = blake3::keyed_hash(&key.0, self.signed);
-        // All bytes are looked at, whatever they are, so that time says nothing about where they differ.
+        // All bytes are compared in any case, so that the time taken does not reveal where they differ.
         let differing =
             expected.as_bytes().iter().zip(self.signature).fold(0, |all, (one, other)| all | (one ^ other));
         differing == 0
     }
 }
 
-/// Which of a sender's numbers came: the highest, and a bit for each of those below it.
+/// Numbers received from a sender: the highest, and a bit for each of the 64 below it.
 #[derive(Debug, Default, Clone, Copy)]
 struct Seen {
     highest: u64,
@@ -346,7 +346,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// True once for each number above 0 that is not far below the highest.
+    /// Returns `true` once for each number above 0 that is at most [`WINDOW`] below the highest.
     fn is_new(&mut self, number: u64) -> bool {
         if number > self.highest {
             let risen = number - self.highest;

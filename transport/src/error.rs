@@ -1,7 +1,7 @@
-//! What can go wrong between two nodes, sorted by what the caller should do about it.
+//! Errors between two nodes, sorted by what the caller should do about them.
 //!
-//! It owns the errors of links and the refusals of services. It does not own the refusals of datagrams, which are
-//! counted, not returned.
+//! Owns: the errors of links and the refusals of services. Does not own: the refusals of datagrams, which are counted
+//! and not returned.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::link::BODY_BYTES_MAX;
 
-/// What the caller should do. The words are those of the engine's own error kinds.
+/// The reaction expected of the caller. The words are those of the engine's own error kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LinkErrorKind {
     /// The request is wrong; repeating it will not help.
@@ -27,20 +27,20 @@ pub enum LinkErrorKind {
     NoSpace,
 }
 
-/// A service's "no". It travels, so its words are for the reader at the other end.
+/// A service's "no". Refusals travel, so their words are for the reader at the other end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// What the caller should do.
+    /// The reaction expected of the caller.
     pub kind: LinkErrorKind,
-    /// What was refused and why; cut at [`Refusal::REASON_BYTES_MAX`] bytes when it travels.
+    /// The refused request and the reason; cut at [`Refusal::REASON_BYTES_MAX`] bytes when it travels.
     pub reason: String,
 }
 
 impl Refusal {
-    /// A reason is a sentence or two.
+    /// The longest reason, in bytes: a sentence or two.
     pub const REASON_BYTES_MAX: usize = 4096;
 
-    /// A refusal with its reason.
+    /// Makes a refusal with its reason.
     pub fn new(kind: LinkErrorKind, reason: impl Into<String>) -> Self {
         Self { kind, reason: reason.into() }
     }
@@ -54,93 +54,93 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Why a link could not do what it was asked.
+/// Why a link could not carry out a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// No connection: nobody listens, no route, or the peer did not finish the handshake.
+    /// No connection: nobody listens, there is no route, or the peer did not finish the handshake.
     #[error("{node} does not answer at {address}; look whether it runs and is reachable")]
     Unreachable {
-        /// Whom we wanted.
+        /// The node that was called.
         node: String,
-        /// Where we looked.
+        /// The address that was tried.
         address: String,
-        /// The last attempt's end.
+        /// The error of the last attempt.
         source: io::Error,
     },
     /// The deadline passed. The request may have been carried out.
     #[error("{node} gave no answer within {} ms; the request may have been carried out", .deadline.as_millis())]
     Deadline {
-        /// Who was asked.
+        /// The node that was asked.
         node: String,
-        /// How long we waited.
+        /// How long the caller waited.
         deadline: Duration,
     },
     /// The connection ended while the answer was awaited. The request may have been carried out.
     #[error("the connection to {node} ended before it answered; the request may have been carried out")]
     Lost {
-        /// Who was asked.
+        /// The node that was asked.
         node: String,
     },
-    /// The peer's service said no.
+    /// The peer's service refused.
     #[error("{node} refused: {refusal}")]
     Refused {
-        /// Who refused.
+        /// The node that refused.
         node: String,
-        /// What it said.
+        /// The service's refusal.
         refusal: Refusal,
     },
     /// A body beyond [`BODY_BYTES_MAX`](crate::BODY_BYTES_MAX); nothing was sent.
     #[error("a body of {bytes} bytes is more than a frame may carry ({limit_bytes}); send it in parts")]
     TooBig {
-        /// Its length.
+        /// The body's length.
         bytes: usize,
-        /// The most.
+        /// The longest body.
         limit_bytes: usize,
     },
-    /// The two of us may not speak with each other. Repeating will not help until somebody changes something.
+    /// The two nodes may not speak with each other. Repeating does not help until somebody changes the configuration.
     #[error("no handshake with {node} at {address}: {why}")]
     Handshake {
-        /// Whom we wanted.
+        /// The node that was called.
         node: String,
-        /// Where we looked.
+        /// The address that was tried.
         address: String,
-        /// Who objected to what.
+        /// The objection, and which end raised it.
         why: Mismatch,
     },
-    /// The peer does not let us use this token: it was revoked, is another node's, or the range is beyond its limit.
+    /// The peer does not accept this token: it was revoked, is another node's, or the range is beyond its limit.
     #[error("{node} refused the token for bytes {}..{}: {why}", .range.start, .range.end)]
     Token {
-        /// Who refused.
+        /// The node that refused.
         node: String,
         /// The piece that was refused.
         range: Range<u64>,
-        /// Its word.
+        /// The peer's reason.
         why: TokenRefusal,
     },
-    /// Moving bytes ended early. The same token goes on with what is missing.
+    /// Moving bytes ended early. The same token goes on with the missing ranges.
     #[error("moving bytes with {node} was cut after {} bytes: {reason}", sum(.landed))]
     Cut {
-        /// With whom.
+        /// The other node.
         node: String,
-        /// What is written and confirmed at the receiver, sorted and joined.
+        /// Ranges that are written and confirmed at the receiver, sorted and joined.
         landed: Vec<Range<u64>>,
-        /// What ended it.
+        /// Why the transfer ended.
         reason: String,
     },
-    /// Our own file failed.
+    /// The local file failed.
     #[error("{doing} {bytes} bytes at offset {offset} of the local file failed")]
     Local {
         /// Reading or writing.
         doing: &'static str,
-        /// Where.
+        /// Where the operation began in the file.
         offset: u64,
-        /// How many.
+        /// Length of the operation.
         bytes: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// This link was closed.
+    /// The local end of the link was closed.
     #[error("this node's link is closed")]
     Closed,
 }
@@ -154,7 +154,7 @@ pub enum Mismatch {
     OtherCluster {
         /// Our cluster.
         ours: String,
-        /// Its cluster.
+        /// The other end's cluster.
         theirs: String,
     },
     /// The other end speaks another version of the protocol.
@@ -162,17 +162,17 @@ pub enum Mismatch {
         "it speaks version {theirs} of the link protocol, and this node speaks {ours}; upgrade the older one"
     )]
     OtherVersion {
-        /// Our version.
+        /// The local version.
         ours: u16,
-        /// Its version.
+        /// The other end's version.
         theirs: u16,
     },
-    /// Somebody else answers at that address.
+    /// Another node answers at that address.
     #[error("`{found}` answers there, not `{wanted}`; correct the address")]
     OtherNode {
-        /// Whom we wanted.
+        /// The node that was called.
         wanted: String,
-        /// Who was there.
+        /// The node that answered.
         found: String,
     },
     /// A certificate is missing, expired, of another authority, or does not name the node or the cluster.
@@ -187,16 +187,16 @@ pub enum Mismatch {
         node: String,
         /// The incarnation that is connected.
         live: u64,
-        /// The one that is refused.
+        /// The incarnation that is refused.
         refused: u64,
     },
-    /// Plain connections off loopback were not allowed by this node's owner.
+    /// The owner of the local node did not allow plain connections off loopback.
     #[error("`{address}` is not a loopback address, and links without certificates are for loopback only")]
     Insecure {
-        /// Where the other end is.
+        /// The other end's address.
         address: String,
     },
-    /// What came was no greeting of ours.
+    /// The other end did not send a greeting of this protocol.
     #[error("what answers there does not speak this protocol: {0}")]
     NotALink(String),
     /// The other end has as many connections as it takes.
@@ -220,16 +220,16 @@ pub enum TokenRefusal {
     /// The range ends beyond the limit of the grant.
     #[error("the range ends beyond the limit of the grant")]
     BeyondLimit,
-    /// The receiver's file cannot take the bytes: its memory is full.
+    /// The receiver's file cannot take the bytes because its memory is full.
     #[error("its file could not take the bytes: no space")]
     NoSpace,
-    /// The file at the other end failed otherwise.
+    /// The file at the other end failed for another reason.
     #[error("its file failed; its log says how")]
     File,
 }
 
 impl LinkError {
-    /// What the caller should do.
+    /// Returns the reaction expected of the caller.
     pub fn kind(&self) -> LinkErrorKind {
         match self {
             Self::Unreachable { .. }
@@ -265,7 +265,7 @@ fn sum(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// Refuses a body that no frame carries.
+/// Refuses a body that is too long for a frame.
 pub(crate) fn check_body(body: &[u8]) -> Result<(), LinkError> {
     if body.len() <= BODY_BYTES_MAX {
         return Ok(());
@@ -273,7 +273,7 @@ pub(crate) fn check_body(body: &[u8]) -> Result<(), LinkError> {
     Err(LinkError::TooBig { bytes: body.len(), limit_bytes: BODY_BYTES_MAX })
 }
 
-/// What a caller hears instead of an answer that no frame carries.
+/// Makes the refusal that a caller gets instead of an answer that is too long for a frame.
 pub(crate) fn answer_too_big(bytes: usize) -> Refusal {
     Refusal::new(
         LinkErrorKind::Invalid,

@@ -1,7 +1,7 @@
 //! A link that fails on purpose: faults as data, around any other link.
 //!
-//! It owns when a fault strikes and what it does to one operation of this end. It does not own chance: a fault that
-//! strikes now and then draws from its own seed, so that the same operations in the same order meet the same faults.
+//! Owns: when a fault strikes, and what it does to one operation of this end. Does not own: chance. A fault that
+//! strikes at random draws from its own seed, so that the same operations in the same order meet the same faults.
 
 use std::fmt;
 use std::io;
@@ -20,20 +20,20 @@ use crate::link::{Address, BytesSink, BytesSource, Grant, Link, Pace, local};
 use crate::range::{Landed, PIECE_BYTES, pieces};
 use crate::token::Token;
 
-/// One thing that goes wrong.
+/// A fault: what goes wrong, when, and in which operations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// With this node only, or with any.
+    /// The node whose operations meet the fault; `None`: any node.
     pub with: Option<String>,
-    /// In which operations.
+    /// The operations that meet the fault.
     pub on: Operation,
-    /// At which of them.
+    /// The turns at which the fault strikes.
     pub when: When,
-    /// What happens.
+    /// The effect.
     pub what: What,
 }
 
-/// What a link does.
+/// An operation of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// [`Link::call`].
@@ -46,55 +46,56 @@ pub enum Operation {
     Pull,
 }
 
-/// Which of the operations that a fault is for, counted from 1 since it was set.
+/// The turns at which a fault strikes, counted from 1 over its operations since the fault was set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// Each.
+    /// Every turn.
     Always,
-    /// That one.
+    /// The nth turn only.
     Nth(u64),
-    /// That one and each after it.
+    /// The nth turn and every later one.
     From(u64),
-    /// On average one of `of`.
+    /// On average one turn in `of`.
     OneIn {
-        /// How many there are to one that fails; 0 is none.
+        /// Number of turns to one that fails; 0: none fails.
         of: u64,
-        /// Where the drawing begins.
+        /// Start value of the draw.
         seed: u64,
     },
 }
 
-/// What goes wrong. What makes no sense for an operation does nothing to it.
+/// The effect of a fault. An effect that makes no sense for an operation does nothing to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// It fails at once, and the other end hears nothing.
+    /// The operation fails at once, and the other end hears nothing.
     Fail,
-    /// The words do not arrive: a call waits for its deadline, a tell seems sent, bytes are cut before the first.
+    /// The words do not arrive: a call waits for its deadline, a tell seems sent, a transfer is cut before the first
+    /// byte.
     Lose,
     /// The other end hears the call, and its answer does not arrive.
     LoseAnswer,
-    /// It begins later. A call's deadline goes on.
+    /// The operation begins later. A call's deadline keeps running.
     Delay {
-        /// By how much.
+        /// The delay.
         delay_ms: u64,
     },
     /// The words arrive twice; a call's second answer is the one that counts.
     Duplicate,
-    /// Moving bytes ends after so many.
+    /// The transfer ends after `bytes` bytes.
     CutAfter {
-        /// How many land.
+        /// Number of bytes that land.
         bytes: u64,
     },
-    /// One byte arrives changed.
+    /// A byte arrives changed.
     Flip {
-        /// Its offset in the file; nothing happens when it is not among the bytes that move.
+        /// The byte's offset in the file; nothing happens when it is not among the bytes that move.
         offset: u64,
-        /// The bits that are turned.
+        /// The bits that are inverted.
         mask: u8,
     },
 }
 
-/// The link with its faults.
+/// A link with faults around it.
 pub struct Faulty {
     inner: Arc<dyn Link>,
     faults: Mutex<Vec<(Fault, u64)>>,
@@ -114,7 +115,7 @@ impl Faulty {
         faulty
     }
 
-    /// Replaces the faults, and counts from 1 again.
+    /// Replaces the faults, and counts turns from 1 again.
     pub fn set(&self, faults: Vec<Fault>) {
         *self.faults() = faults.into_iter().map(|fault| (fault, 0)).collect();
     }
@@ -123,7 +124,7 @@ impl Faulty {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts an operation, and says what happens to it.
+    /// Counts an operation, and returns the effects that strike it.
     fn strike(&self, on: Operation, with: &str) -> Vec<What> {
         let mut struck = vec![];
         for (fault, count) in self.faults().iter_mut() {
@@ -177,7 +178,7 @@ fn strikes(when: When, count: u64) -> bool {
     }
 }
 
-/// A number that looks drawn (the finisher of splitmix64).
+/// Returns a number that looks random (the finisher of splitmix64).
 fn mixed(number: u64) -> u64 {
     let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -190,7 +191,7 @@ fn unreachable(to: &Address) -> LinkError {
     LinkError::Unreachable { node: to.node.clone(), address: to.address.clone(), source }
 }
 
-/// Where moving bytes is to end, and what is left of the ranges then.
+/// Returns the ranges that a transfer still moves before it is cut, or `None` when it is not cut.
 fn cut(ranges: &[Range<u64>], struck: &[What]) -> Option<Vec<Range<u64>>> {
     let allowed = struck.iter().filter_map(|what| match what {
         What::CutAfter { bytes } => Some(*bytes),
@@ -209,7 +210,7 @@ fn cut(ranges: &[Range<u64>], struck: &[What]) -> Option<Vec<Range<u64>>> {
     Some(kept)
 }
 
-/// The end of an operation that was cut: what landed is what was left of it.
+/// Ends an operation that was cut: the ranges that were kept have landed.
 fn cut_off(to: &Address, kept: Option<Vec<Range<u64>>>) -> Result<(), LinkError> {
     let Some(kept) = kept else { return Ok(()) };
     let mut landed = Landed::default();
@@ -226,7 +227,7 @@ fn flips(struck: &[What]) -> Vec<(u64, u8)> {
     flips.collect()
 }
 
-/// A file in memory that stands between, where bytes are changed.
+/// A file in memory between sender and receiver, in which bytes are changed.
 #[derive(Debug)]
 struct Between {
     file: OwnedFd,
@@ -260,7 +261,7 @@ impl BytesSink for Between {
     }
 }
 
-/// Takes bytes in, changes some, and hands them on.
+/// A sink that receives bytes, changes some, and passes them on.
 struct Changing {
     between: Between,
     into: Arc<dyn BytesSink>,

@@ -1,13 +1,13 @@
 //! Frames: how words are cut on a control connection.
 //!
-//! It owns the header, its checks, and reading a body without believing its length. It does not own what a body means,
+//! Owns: the header, its checks, and reading a body without trusting its length. Does not own: the meaning of a body,
 //! nor the greeting before the first frame (`tcp/greeting`).
 //!
 //! ```text
 //!  0      1              4            8                    16
 //!  | kind | zero (3)     | body bytes | id                 | body …
 //! ```
-//! Numbers are little-endian. The id ties an answer to its call, and is 0 for a tell.
+//! Numbers are little-endian. The id ties an answer to its call; a tell has the id 0.
 
 use std::io;
 
@@ -20,19 +20,19 @@ use crate::link::BODY_BYTES_MAX;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 16;
 
-/// What a reader sets aside before the bytes of a body have come, and the most it sets aside ahead of them.
+/// The memory that a reader reserves before any byte of a body has come, and the most it reserves ahead of them.
 const AHEAD_BYTES: usize = 64 << 10;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A request; answered by `Answer` or `Refusal` under the same id.
     Call,
-    /// What the service answered.
+    /// The service's answer.
     Answer,
-    /// The service's no: a byte for its kind, then the reason.
+    /// The service's refusal: a byte for its kind, then the reason.
     Refusal,
-    /// A one-way word.
+    /// A one-way message.
     Tell,
 }
 
@@ -46,7 +46,7 @@ impl Kind {
         }
     }
 
-    /// The longest body of this kind.
+    /// Returns the longest body of this kind, in bytes.
     pub fn body_bytes_max(self) -> usize {
         match self {
             Self::Call | Self::Answer | Self::Tell => BODY_BYTES_MAX,
@@ -58,36 +58,36 @@ impl Kind {
 /// A header that was checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What follows.
+    /// The kind of frame.
     pub kind: Kind,
-    /// Which call it belongs to; 0 for a tell.
+    /// The id of the call; 0 for a tell.
     pub id: u64,
     /// The body's length, at most [`Kind::body_bytes_max`].
     pub body_bytes: usize,
 }
 
-/// Bytes that are no frame. The connection they came on is of no more use.
+/// Why bytes are not a frame. The connection that they came on is of no more use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// A kind this version does not know, or bytes that must be zero.
+    /// A kind that this version does not know, or bytes that must be zero and are not.
     #[error("no frame begins with {0:02x?}")]
     Unknown([u8; 4]),
     /// A tell with an id, or another frame without one.
     #[error("a frame of kind {kind:?} with the id {id}")]
     Id {
-        /// Its kind.
+        /// The frame's kind.
         kind: Kind,
-        /// Its id.
+        /// The frame's id.
         id: u64,
     },
     /// A body that is longer than its kind allows.
     #[error("a frame of kind {kind:?} with {bytes} bytes, more than its limit of {limit_bytes}")]
     TooLong {
-        /// Its kind.
+        /// The frame's kind.
         kind: Kind,
-        /// The length that it claims.
+        /// The length in the header.
         bytes: u32,
-        /// The most.
+        /// The longest body of this kind.
         limit_bytes: usize,
     },
 }
@@ -99,7 +99,7 @@ impl From<FrameError> for io::Error {
 }
 
 impl Header {
-    /// The header of a body. Panics when it is longer than its kind allows: who makes frames checks that first.
+    /// Makes the header of a body. Panics when the body is longer than its kind allows: callers check that first.
     pub fn encode(kind: Kind, id: u64, body_bytes: usize) -> [u8; HEADER_BYTES] {
         assert!(
             body_bytes <= kind.body_bytes_max(),
@@ -113,10 +113,10 @@ impl Header {
         header
     }
 
-    /// Checks a header that came.
+    /// Checks a received header.
     ///
     /// # Errors
-    /// For anything that [`Header::encode`] does not make.
+    /// Anything that [`Header::encode`] does not make.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let [k, z1, z2, z3, l0, l1, l2, l3, id @ ..] = *bytes;
         let kind = match (k, [z1, z2, z3]) {
@@ -152,8 +152,8 @@ pub(crate) async fn read_header(from: &mut (impl AsyncRead + Unpin)) -> io::Resu
     Ok(Some(Header::decode(&header)?))
 }
 
-/// Reads a body of a length that somebody claims. Memory is set aside as bytes come, doubling, so that a lie costs
-/// its teller as many bytes as it costs us, within [`AHEAD_BYTES`].
+/// Reads a body whose length the peer claims. Memory is reserved as bytes come, doubling. A false length thus costs the
+/// peer as many bytes as it costs this node, within [`AHEAD_BYTES`].
 pub(crate) async fn read_body(from: &mut (impl AsyncRead + Unpin), bytes: usize) -> io::Result<Bytes> {
     let mut body = BytesMut::new();
     while body.len() < bytes {
@@ -169,7 +169,7 @@ pub(crate) async fn read_body(from: &mut (impl AsyncRead + Unpin), bytes: usize)
     Ok(body.freeze())
 }
 
-/// A refusal as it travels.
+/// Encodes a refusal for the connection.
 pub(crate) fn encode_refusal(refusal: &Refusal) -> Bytes {
     let number = match refusal.kind {
         LinkErrorKind::Invalid => 1,
@@ -186,7 +186,7 @@ pub(crate) fn encode_refusal(refusal: &Refusal) -> Bytes {
     body.into()
 }
 
-/// A refusal that came. A kind from a later version reads as `Unavailable`: asking again later is never wrong.
+/// Decodes a received refusal. A kind from a later version reads as `Unavailable`: asking again later is never wrong.
 pub(crate) fn decode_refusal(body: &[u8]) -> Refusal {
     let (number, reason) = body.split_first().unwrap_or((&0, &[]));
     let kind = match number {

@@ -1,11 +1,11 @@
-//! Links between nodes: requests, one-way words, and the bytes of files, over TCP or inside one process.
+//! Links between nodes: requests, one-way messages, and the bytes of files, over TCP or inside one process.
 //!
-//! It owns connections, who may speak on them, and moving bytes from one file into another. It does not own what the
-//! bytes mean: bodies are bytes, files are descriptors and ranges, and nothing here knows what a checkpoint is.
-//! `design/0001-links.md` has the reasons and the figures.
+//! Owns: connections, who may speak on them, and moving bytes from one file into another. Does not own: the meaning of the bytes. Bodies
+//! are bytes, files are descriptors and ranges, and nothing here knows what a checkpoint is. `design/0001-links.md` has the reasons and the
+//! figures.
 //!
-//! [`Link`] is what a node calls, [`Service`] what it answers with. Implementations: [`Tcp`], [`Loopback`] in one process,
-//! and [`Faulty`] around any other.
+//! [`Link`] is the interface that a node calls, [`Service`] the one that it implements. Implementations of links: [`Tcp`], [`Loopback`] in
+//! one process, and [`Faulty`] around any other.
 
 pub mod certs;
 mod copy;
@@ -30,9 +30,9 @@ pub use loopback::{Loopback, Network};
 pub use tcp::Tcp;
 pub use token::{TOKEN_BYTES, TOKEN_ORPHANED_MS, TOKENS_MAX, Token};
 
-/// The credits of one connection: requests that a peer has asked and that are not answered. Enough to hide a round trip
-/// of milliseconds for small calls; the bytes of their bodies have a budget of their own.
+/// The credits of one connection: requests of a peer that are not answered yet. Enough to hide a round trip of milliseconds for small
+/// calls. The bytes of their bodies have a budget of their own.
 pub const CALLS_IN_FLIGHT_MAX: usize = 64;
 
-/// A tell has no deadline of its own; this is how long it looks for a connection.
+/// How long a tell looks for a connection, because it has no deadline of its own.
 const TELL_CONNECTS: std::time::Duration = std::time::Duration::from_secs(1);

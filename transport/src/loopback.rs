@@ -1,7 +1,7 @@
 //! Links inside one process: the contract without sockets, for tests and for nodes that are simulated together.
 //!
-//! It owns the network of such nodes. It keeps what `tcp` keeps: order, credits, tokens, one life of each name. It
-//! does not own faults (`faulty`).
+//! Owns: the network of such nodes. Keeps the same contract as `tcp`: order, credits, tokens, one life of each name.
+//! Does not own: faults (`faulty`).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,10 +24,10 @@ use crate::range::{Landed, PIECE_BYTES, pieces};
 use crate::token::{Direction, Token, Tokens};
 use crate::{CALLS_IN_FLIGHT_MAX, Refusal, TELL_CONNECTS, copy};
 
-/// Words that wait for one connection's reader: the calls that credits allow, and as many tells.
+/// Most messages that wait for one connection's reader: the calls that credits allow, and as many tells.
 const WORDS_WAITING_MAX: usize = 2 * CALLS_IN_FLIGHT_MAX;
 
-/// The pause between two looks for a node that is not there.
+/// The pause between two attempts to find a node that is not there.
 const LOOKS_AGAIN: Duration = Duration::from_millis(10);
 
 /// The nodes of one process that can reach each other.
@@ -37,12 +37,12 @@ pub struct Network {
 }
 
 impl Network {
-    /// An empty one.
+    /// Makes an empty network.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Adds a node under an address. A node that was there under the same address is no longer found.
+    /// Adds a node under an address. An earlier node under the same address is no longer found.
     pub fn join(self: &Arc<Self>, address: &str, identity: Identity, service: Arc<dyn Service>) -> Loopback {
         let tokens = Arc::new(Tokens::default());
         let (closed, _) = watch::channel(false);
@@ -66,7 +66,7 @@ impl Network {
     }
 }
 
-/// One node's end in a [`Network`].
+/// A node's end in a [`Network`].
 pub struct Loopback {
     network: Arc<Network>,
     member: Arc<Member>,
@@ -113,7 +113,7 @@ impl Member {
 }
 
 impl Loopback {
-    /// Who answers at the address, when it is the one we want.
+    /// Returns the member at the address, if it is the node that `to` names.
     fn reach(&self, to: &Address) -> Result<Arc<Member>, LinkError> {
         if *self.member.closed.borrow() {
             return Err(LinkError::Closed);
@@ -154,7 +154,7 @@ impl Loopback {
         Ok(connection)
     }
 
-    /// As over TCP, a node that is not there is looked for again until `until`.
+    /// Connects to `to`. As over TCP, retries until `until` while the node is not there.
     async fn connect(&self, to: &Address, until: Instant) -> Result<Connection, LinkError> {
         loop {
             match self.connection(to).await {
@@ -182,7 +182,7 @@ impl Loopback {
         }
     }
 
-    /// Moves pieces one by one; what landed comes back with the error.
+    /// Moves pieces one by one; an error carries the ranges that landed.
     async fn carry(
         &self,
         with: &Address,
@@ -218,16 +218,16 @@ impl Loopback {
     }
 }
 
-/// Our own file in a transfer.
+/// The local file in a transfer.
 #[derive(Clone, Copy)]
 enum Ours<'a> {
     Source(&'a Arc<dyn BytesSource>),
     Sink(&'a Arc<dyn BytesSink>),
 }
 
-/// The reader of one connection: tells one after another, calls side by side. Ends with either node.
+/// Reads one connection: tells one after another, calls side by side. Ends when either node closes.
 async fn hear(
-    // First, so that it is dropped last: who waits for closing has then heard that the peer is gone.
+    // First parameter, so that it is dropped last: a task that waits for closing finds the peer notified.
     mut closed: [watch::Receiver<bool>; 2],
     mut waiting: mpsc::Receiver<Word>,
     service: Arc<dyn Service>,
@@ -254,7 +254,7 @@ async fn hear(
                 tokio::spawn(async move {
                     let said = service.call(from, body).await;
                     drop(credit);
-                    // The caller may have given up.
+                    // The caller may no longer wait.
                     let _ = answer.send(said);
                 });
             }

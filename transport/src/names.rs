@@ -1,12 +1,11 @@
 //! How a certificate names a node and its cluster.
 //!
-//! It owns the one-to-one way from names to DNS names, and asking a certificate for them. It does not own making
-//! certificates (`certs`).
+//! Owns: the one-to-one mapping from names to DNS names, and asking a certificate for them. Does not own: making certificates (`certs`).
 //!
-//! A certificate is one node's when it is valid for `NODE.node.tidemark`, and of a cluster when it is also valid for
-//! `CLUSTER.cluster.tidemark`; both are DNS subject alternative names, so that any TLS library can check them. DNS knows
-//! no capitals and few signs, so a name that is not a plain label stands there as `x--` and its bytes in hexadecimal,
-//! cut into labels; else the certificate of `A` would be one for `a`.
+//! A certificate belongs to a node when it is valid for `NODE.node.tidemark`, and to a cluster when it is also valid for
+//! `CLUSTER.cluster.tidemark`. Both are DNS subject alternative names, so that any TLS library can check them. DNS knows no capitals and
+//! few signs. A name that is not a plain label is therefore written as `x--` and its bytes in hexadecimal, cut into labels; else the
+//! certificate of `A` would be valid for `a`.
 
 use rustls::pki_types::{CertificateDer, ServerName};
 
@@ -18,10 +17,11 @@ pub(crate) const NAME_BYTES_MAX: usize = 64;
 /// DNS allows 63 bytes in a label.
 const LABEL_BYTES_MAX: usize = 63;
 
-/// Says that a label holds hexadecimal digits, as `xn--` does for other writings.
+/// Prefix of a label that holds hexadecimal digits, as `xn--` is for other writings.
 const ENCODED: &str = "x--";
 
-/// True for 1 to 64 ASCII letters, digits, `.`, `_` and `-`, the first no `.` or `-`: so a name is also a file name.
+/// Returns whether `text` has 1 to 64 ASCII letters, digits, `.`, `_` and `-`, and the first is no `.` or `-`: so a name is also a file
+/// name.
 pub(crate) fn is_name(text: &str) -> bool {
     let sign = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     text.len() <= NAME_BYTES_MAX
@@ -29,12 +29,12 @@ pub(crate) fn is_name(text: &str) -> bool {
         && text.bytes().next().is_some_and(|first| !matches!(first, b'.' | b'-'))
 }
 
-/// What a node's certificate is valid for.
+/// Returns the DNS name for which a node's certificate is valid.
 pub(crate) fn node_dns_name(node: &str) -> String {
     format!("{}{NODE_ENDING}", label(node))
 }
 
-/// What the certificate of a cluster's node, and of its authority, is valid for.
+/// Returns the DNS name for which the certificates of a cluster's nodes, and of its authority, are valid.
 pub(crate) fn cluster_dns_name(cluster: &str) -> String {
     format!("{}.cluster.tidemark", label(cluster))
 }
@@ -64,13 +64,13 @@ fn label(name: &str) -> String {
     text
 }
 
-/// The DNS name that a node must prove when we call it.
+/// Returns the DNS name that a node must prove when this node calls it.
 pub(crate) fn server_name(node: &str) -> Result<ServerName<'static>, Mismatch> {
     ServerName::try_from(node_dns_name(node))
         .map_err(|_| Mismatch::Certificate(format!("`{node}` cannot stand in a certificate")))
 }
 
-/// Whether a certificate (whose chain was verified) is this node's, of this cluster.
+/// Checks that a certificate (whose chain was verified) belongs to this node of this cluster.
 pub(crate) fn proves(certificate: &CertificateDer<'_>, cluster: &str, node: &str) -> Result<(), Mismatch> {
     for (what, name, dns_name) in
         [("node", node, node_dns_name(node)), ("cluster", cluster, cluster_dns_name(cluster))]
@@ -84,7 +84,7 @@ pub(crate) fn proves(certificate: &CertificateDer<'_>, cluster: &str, node: &str
     Ok(())
 }
 
-/// Whether a certificate is valid for a DNS name; an error when it cannot be read.
+/// Returns whether a certificate is valid for a DNS name; an error when the certificate cannot be read.
 pub(crate) fn is_valid_for(certificate: &CertificateDer<'_>, dns_name: &str) -> Result<bool, Mismatch> {
     let unreadable =
         |error: &dyn std::fmt::Display| Mismatch::Certificate(format!("it cannot be read: {error}"));

@@ -1,7 +1,7 @@
-//! Who is connected: at most one life of each node, and when it came and left.
+//! The connected peers: at most one life of each node, and when it came and left.
 //!
-//! It owns the rule that of two lives with one name only one speaks, and the order of the service's `connected` and
-//! `disconnected`. It does not own the connections; it tells them to end through the guards they hold.
+//! Owns: the rule that only one of two lives with one name speaks, and the order of the service's `connected` and
+//! `disconnected`. Does not own: the connections; the guards that they hold tell them to end.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,11 +15,11 @@ use crate::error::Mismatch;
 use crate::link::{Peer, Service};
 use crate::token::Tokens;
 
-/// The most control connections of one peer that were opened by one side: the one in use, and one that is dead but not
-/// noticed yet. A third ends the oldest.
+/// The most control connections of one peer that one side opened: the one in use, and a dead one that is not noticed
+/// yet. A third ends the oldest.
 const CONNECTIONS_PER_SIDE_MAX: usize = 2;
 
-/// Who opened a connection.
+/// The side that opened a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Ours,
@@ -29,16 +29,16 @@ pub(crate) enum Side {
 /// The most peers at a time; an entry is about 300 bytes.
 pub(crate) const PEERS_MAX: usize = 16_384;
 
-/// What to do with a connection of `new` while `live` is connected.
+/// The treatment of a connection of `new` while `live` is connected.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
-    /// Nobody of that name is here.
+    /// No node of that name is connected.
     First,
-    /// One more connection of the same life and run.
+    /// Another connection of the same life and run.
     Join,
-    /// The same memory, another run of its daemon: the earlier one is dead, its connections only do not know yet.
+    /// The same memory, another run of its daemon: the earlier run is dead, but its connections have not noticed yet.
     Replace,
-    /// Another memory of the same name is alive.
+    /// Another memory with the same name is alive.
     TwoNodes,
 }
 
@@ -94,9 +94,10 @@ impl Peers {
         Arc::new(Self { service, tokens, live: Mutex::default(), admitted: AtomicU64::new(0) })
     }
 
-    /// Lets a connection of this peer in, for as long as it holds the answer.
+    /// Admits a connection of this peer for as long as the connection holds the returned guard.
     pub(crate) fn admit(self: &Arc<Self>, peer: &Peer, side: Side) -> Result<Admitted, Mismatch> {
-        // Held over the service's calls, so that it hears of coming and leaving in the order they happened.
+        // Locked over the service's calls, so that the service learns of coming and leaving in the order in which they
+        // happened.
         let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         let found = live.get(&peer.node).map(|live| live.peer.clone());
         match judge(found.as_ref(), peer) {
@@ -142,7 +143,7 @@ impl Peers {
     }
 }
 
-/// A connection's right to be there. Dropped when it ends.
+/// A connection's right to be open. Dropped when the connection ends.
 #[derive(Debug)]
 pub(crate) struct Admitted {
     peers: Arc<Peers>,
@@ -152,11 +153,11 @@ pub(crate) struct Admitted {
 }
 
 impl Admitted {
-    /// Returns when a later connection or a later run of the same node has taken this one's place. Cancel safe.
+    /// Waits until a later connection or a later run of the same node has replaced this one. Cancel safe.
     pub(crate) fn replaced(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut ended = self.ended.clone();
         async move {
-            // An error means that the entry is gone: a replacement that was told before.
+            // An error means that the entry is gone: the connection was replaced before.
             drop(ended.wait_for(|ended| *ended).await);
         }
     }

@@ -1,14 +1,14 @@
 //! Ranges of a file: cut into pieces to move, and joined again when they have landed.
 //!
-//! It owns the arithmetic. It does not own the moving.
+//! Owns: the arithmetic. Does not own: the moving.
 
 use std::ops::Range;
 
-/// What is asked for, paced, checked and confirmed at a time. At 1 GB/s one takes a millisecond, so a pace is held
-/// closely and little is sent twice after a cut; its header and confirmation are a ten-thousandth of it.
+/// Bytes that are asked for, paced, checked and confirmed at a time. At 1 GB/s a piece takes a millisecond, so a pace
+/// is held closely and little is sent twice after a cut. A piece's header and confirmation are a ten-thousandth of it.
 pub(crate) const PIECE_BYTES: u64 = 1 << 20;
 
-/// Cuts ranges into pieces of at most `piece_bytes`, in order. Empty and reversed ranges give nothing.
+/// Cuts ranges into pieces of at most `piece_bytes`, in order. Empty and reversed ranges give no piece.
 pub(crate) fn pieces(
     ranges: &[Range<u64>],
     piece_bytes: u64,
@@ -24,12 +24,12 @@ pub(crate) fn pieces(
     })
 }
 
-/// What has landed, sorted and joined.
+/// Ranges that have landed, sorted and joined.
 #[derive(Debug, Default)]
 pub(crate) struct Landed(Vec<Range<u64>>);
 
 impl Landed {
-    /// Notes one more piece; overlapping and repeated ones are fine. Costs a search, and a move when out of order.
+    /// Adds a piece, which may overlap or repeat others. Costs a search, and a move when out of order.
     pub(crate) fn add(&mut self, piece: Range<u64>) {
         if piece.start >= piece.end {
             return;

@@ -1,7 +1,7 @@
-//! Tokens: names of the files that a peer may move the bytes of, and the table of those that were given.
+//! Tokens: names of the files whose bytes a peer may move, and the table of the tokens that were given.
 //!
-//! It owns their making, whom they are good for and when they are forgotten. It does not own who a peer is (its certificate
-//! says so) nor the bytes. Time is an argument.
+//! Owns: making tokens, whom they are valid for and when they are forgotten. Does not own: who a peer is (its certificate says so) nor the
+//! bytes. Time is an argument.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -12,36 +12,36 @@ use std::time::{Duration, Instant};
 use crate::error::TokenRefusal;
 use crate::link::Grant;
 
-/// How long a token outlives its peer's last control connection. Long enough for a daemon that is restarted or a
-/// switch that reboots, short enough that the files behind dead peers' tokens are let go.
+/// How long a token outlives its peer's last control connection. Long enough for a daemon that restarts or a switch that reboots; short
+/// enough to release the files behind dead peers' tokens.
 pub const TOKEN_ORPHANED_MS: u64 = 60_000;
 
-/// The most tokens that one node has given at a time; a grant beyond it takes back the oldest one, whose holder asks
-/// again. A node takes in some thousand files at once, and an entry is about 200 bytes.
+/// The most tokens that one node has given at a time. A grant beyond it revokes the oldest, whose holder asks again. A node takes in some
+/// thousand files at once, and an entry is about 200 bytes.
 pub const TOKENS_MAX: usize = 65_536;
 
 /// Bytes of a token.
 pub const TOKEN_BYTES: usize = 16;
 
-/// Names one grant to one node. No secret: the connection proves who uses it. Random, so that one of an earlier run of this
-/// daemon names nothing in the next.
+/// Name of one grant to one node. No secret: the connection proves who uses it. Random, so that a token of an earlier run of this daemon
+/// names nothing in the next.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; TOKEN_BYTES]);
 
 impl Token {
-    /// A new one.
+    /// Draws a new token.
     pub(crate) fn random() -> Self {
         let mut bytes = [0; TOKEN_BYTES];
         getrandom::fill(&mut bytes).expect("the kernel has random numbers");
         Self(bytes)
     }
 
-    /// Its bytes, to be put in a call.
+    /// Returns the token's bytes, to be put in a call.
     pub fn to_bytes(self) -> [u8; TOKEN_BYTES] {
         self.0
     }
 
-    /// A token that came in a call.
+    /// Makes a token from the bytes that came in a call.
     pub fn from_bytes(bytes: [u8; TOKEN_BYTES]) -> Self {
         Self(bytes)
     }
@@ -53,7 +53,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Which way bytes move, seen from the node that gave the token.
+/// The direction in which bytes move, seen from the node that gave the token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Receive,
@@ -67,7 +67,7 @@ pub(crate) struct Tokens(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     given: HashMap<Token, Given>,
-    /// By age, for the limit. May name tokens that are gone.
+    /// Tokens by age, for the limit. May include tokens that are gone.
     oldest: VecDeque<Token>,
     /// Peers without a control connection, and since when.
     away: HashMap<String, Instant>,
@@ -100,12 +100,12 @@ impl Tokens {
         self.table().given.remove(&token);
     }
 
-    /// Forgets all, and lets go of their files.
+    /// Forgets all tokens, and releases their files.
     pub(crate) fn clear(&self) {
         *self.table() = Table::default();
     }
 
-    /// Whether `peer` may move these bytes, and the file.
+    /// Checks that `peer` may move these bytes, and returns the grant.
     pub(crate) fn check(
         &self,
         token: Token,
@@ -131,7 +131,7 @@ impl Tokens {
 
     pub(crate) fn peer_left(&self, peer: &str, now: Instant) {
         let mut table = self.table();
-        // Peers without tokens are not remembered: strangers must not fill the table.
+        // Peers without tokens are not remembered, so that strangers cannot fill the table.
         if table.given.values().any(|given| given.peer == peer) {
             table.away.insert(peer.to_owned(), now);
         }
@@ -141,7 +141,7 @@ impl Tokens {
         self.table().away.remove(peer);
     }
 
-    /// Forgets the tokens of peers that have been away too long; to be called every second or so.
+    /// Forgets the tokens of peers that have been away too long. Callers run it about every second.
     pub(crate) fn sweep(&self, now: Instant) {
         let mut table = self.table();
         let Table { given, away, oldest } = &mut *table;

@@ -40,7 +40,7 @@ impl BytesSink for Sink {
     }
 }
 
-/// What this process has open, by kind: sockets and pipes without their numbers, and files.
+/// Lists this process's open descriptors by kind: sockets and pipes without their numbers, and files.
 fn open_descriptors() -> Vec<String> {
     let open = std::fs::read_dir("/proc/self/fd").expect("procfs");
     let mut open: Vec<String> = open

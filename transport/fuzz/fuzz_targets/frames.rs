@@ -1,5 +1,5 @@
-//! Bytes as a peer may send them after the greeting: no panic, and nothing is read that would not be written so.
-//! Run: `cargo +nightly fuzz run frames` in `transport`.
+//! Bytes as a peer may send them after the greeting: no panic, and every frame that decodes is encoded to the same
+//! bytes. Run: `cargo +nightly fuzz run frames` in `transport`.
 
 #![no_main]
 

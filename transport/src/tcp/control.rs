@@ -1,7 +1,7 @@
 //! Control connections: requests and answers by number, tells in order.
 //!
-//! It owns both ends of a connection that was greeted: the asking end, which its opener holds, and the answering end. One
-//! connection carries the words of its opener only; the other node opens its own. It does not own opening (`dial`).
+//! Owns: both ends of a connection that was greeted: the asking end, which its opener holds, and the answering end. A connection carries
+//! requests and tells of its opener only; the other node opens its own. Does not own: opening (`dial`).
 
 use std::collections::HashMap;
 use std::io;
@@ -22,11 +22,11 @@ use crate::frame::{Header, Kind, decode_refusal, encode_refusal, read_body, read
 use crate::link::{BODY_BYTES_MAX, Peer};
 use crate::peers::{Admitted, Side};
 
-/// Words that wait for one connection's writer. Bodies wait here, so they are few.
+/// Messages that wait for one connection's writer. Bodies wait here, so the limit is low.
 const WORDS_WAITING_MAX: usize = 16;
 
-/// The bytes of all requests that this node has taken in and not answered: a few of the longest, or thousands of usual
-/// ones. Connections whose next request does not fit wait.
+/// The bytes of all requests that this node has received and not answered: a few of the longest, or thousands of usual ones. Connections
+/// whose next request does not fit wait.
 pub(crate) const REQUEST_BYTES_MAX: usize = 64 << 20;
 
 const _: () = assert!(REQUEST_BYTES_MAX >= 2 * BODY_BYTES_MAX, "one peer must not hold up all others");
@@ -36,10 +36,10 @@ const UNIT_BYTES: usize = 1 << 10;
 
 pub(crate) const REQUEST_UNITS: usize = REQUEST_BYTES_MAX / UNIT_BYTES;
 
-/// From a frame's header to the end of its body. 16 MiB over a bad 10 Mbit/s link fit.
+/// Time limit from a frame's header to the end of its body. 16 MiB over a bad 10 Mbit/s link fit.
 const BODY: Duration = Duration::from_secs(30);
 
-/// Joins small frames into one packet.
+/// Buffer that joins small frames into one packet.
 const WRITER_BYTES: usize = 32 << 10;
 
 /// The asking end.
@@ -55,13 +55,13 @@ struct Word {
     kind: Kind,
     id: u64,
     body: Bytes,
-    /// Given back before the word is written: who reads it may ask again at once.
+    /// The credit, returned before the word is written: the peer that reads it may ask again at once.
     credit: Option<OwnedSemaphorePermit>,
     _budget: Option<OwnedSemaphorePermit>,
 }
 
-/// Requests without an answer yet. An entry stays when its caller has given up, as does its credit: the other end is
-/// still at work on it.
+/// Requests without an answer yet. If the caller no longer waits, the entry and its credit stay: the other end is still working on the
+/// request.
 #[derive(Debug, Default)]
 struct Asked {
     next: AtomicU64,
@@ -102,7 +102,7 @@ impl Control {
             }
             credits.close();
             asked.waiting().clear();
-            // Before `closed` is: who waits for closing has then heard that the peer is gone.
+            // Dropped before `closed`, so that a task that waits for closing finds the peer's departure noted.
             drop(admitted);
             drop(closed);
         });
@@ -113,8 +113,8 @@ impl Control {
         !self.words.is_closed()
     }
 
-    /// Asks and waits. The body comes back when the connection ended before it was handed over: it may be asked
-    /// elsewhere. Cancel safe.
+    /// Asks and waits. If the connection ended before it took the body, returns the body, so that the caller may ask over another
+    /// connection. Cancel safe.
     pub(crate) async fn call(&self, body: Bytes) -> Result<Result<Bytes, Lost>, Bytes> {
         let Ok(credit) = Arc::clone(&self.credits).acquire_owned().await else { return Err(body) };
         let Ok(place) = self.words.reserve().await else { return Err(body) };
@@ -124,7 +124,7 @@ impl Control {
         self.asked.waiting().insert(id, (answer, credit));
         place.send(Word { kind: Kind::Call, id, body, credit: None, _budget: None });
         if self.words.is_closed() {
-            // Its task may have cleared the table before our entry was there.
+            // The connection's task may have cleared the table before this entry was there.
             self.asked.waiting().remove(&id);
         }
         Ok(match answered.await {
@@ -134,14 +134,14 @@ impl Control {
         })
     }
 
-    /// Hands a tell over, or gives it back when the connection has ended. Cancel safe.
+    /// Passes a tell to the connection's writer, or returns it when the connection has ended. Cancel safe.
     pub(crate) async fn tell(&self, body: Bytes) -> Result<(), Bytes> {
         let word = Word { kind: Kind::Tell, id: 0, body, credit: None, _budget: None };
         self.words.send(word).await.map_err(|unsent| unsent.0.body)
     }
 }
 
-/// Why a request that was handed over has no answer.
+/// Why a request that the connection took has no answer.
 pub(crate) enum Lost {
     Refused(Refusal),
     Gone,
@@ -167,7 +167,7 @@ async fn hear_answers(mut from: ReadHalf<Stream>, asked: &Asked) -> io::Result<(
             return Err(unexpected(header));
         };
         drop(credit);
-        // Its caller may have given up.
+        // The caller may no longer wait.
         let _ = waiting.send(answer);
     }
     Ok(())
@@ -250,7 +250,7 @@ async fn hear_words(
                     };
                     let word =
                         Word { kind, id: header.id, body, credit: Some(credit), _budget: Some(budget) };
-                    // The connection may have ended meanwhile; then nobody waits.
+                    // The connection may have ended meanwhile; then no peer waits.
                     let _ = answers.send(word).await;
                 });
             }

@@ -1,7 +1,7 @@
 //! Opening a connection to another node: TCP, TLS, greeting.
 //!
-//! It owns the steps and their time limit, and the check that who answers is who was wanted. It does not own when to
-//! try again (`mod`).
+//! Owns: the steps and their time limit, and the check that the node that answers is the one that was called. Does not
+//! own: when to try again (`mod`).
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,10 +18,10 @@ use crate::error::{LinkError, Mismatch};
 use crate::link::Address;
 use crate::names::{proves, server_name};
 
-/// From the first packet to the end of the greeting. Two lost packets fit.
+/// Time limit from the first packet to the end of the greeting. Two lost packets fit.
 const DIAL: Duration = Duration::from_secs(4);
 
-/// Opens a connection and greets. Cancel safe: what is open is closed.
+/// Opens a connection and greets. Cancel safe: whatever is open is closed.
 pub(crate) async fn dial(
     node: &Node,
     to: &Address,
@@ -97,7 +97,7 @@ async fn steps(node: &Node, to: &Address, purpose: Purpose) -> Result<(Stream, W
         Answer::Welcome(welcome) if welcome.identity.node != to.node => {
             Err(Mismatch::OtherNode { wanted: to.node.clone(), found: welcome.identity.node }.into())
         }
-        // Its owner's word alone does not make our bytes readable on the way.
+        // The other owner's setting alone does not make this node's bytes readable on the way.
         Answer::Welcome(Welcome { encrypts: false, .. })
             if purpose == Purpose::Bulk && matches!(stream, Stream::Tls(_)) =>
         {
@@ -107,8 +107,8 @@ async fn steps(node: &Node, to: &Address, purpose: Purpose) -> Result<(Stream, W
     }
 }
 
-/// What a TLS error means to us, when it is one. In TLS 1.3 a server's objection to our certificate arrives with the
-/// first bytes we read.
+/// Returns the mismatch that a TLS error stands for, if it is a TLS error. In TLS 1.3 a server's objection to this
+/// node's certificate arrives with the first bytes that are read.
 pub(crate) fn mismatch_of(error: &io::Error) -> Option<Mismatch> {
     let tls = error.get_ref()?.downcast_ref::<TlsError>()?;
     Some(match tls {
@@ -132,7 +132,7 @@ pub(crate) fn mismatch_of(error: &io::Error) -> Option<Mismatch> {
     })
 }
 
-/// Another node's name in a certificate that is otherwise good.
+/// Returns the mismatch if the certificate is valid but names another node.
 fn other_node(error: &io::Error, wanted: &str) -> Option<Mismatch> {
     let tls = error.get_ref()?.downcast_ref::<TlsError>()?;
     let TlsError::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }) = tls else {

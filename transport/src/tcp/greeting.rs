@@ -1,7 +1,7 @@
-//! The greeting: the first words of every connection, both ways, before anything else is said.
+//! The greeting: the first message of every connection, in each direction, before all others.
 //!
-//! It owns what is told, how it is written, and which two nodes may speak. It does not own the certificate's part
-//! (`names`) nor who else is connected (`peers`).
+//! Owns: the contents of a greeting, their layout, and which two nodes may speak. Does not own: the certificate's part (`names`) nor which
+//! other nodes are connected (`peers`).
 //!
 //! ```text
 //!  0           8         10        12
@@ -17,7 +17,7 @@ use crate::error::Mismatch;
 use crate::link::Identity;
 use crate::names::is_name;
 
-/// Rises when an older node could not understand a newer one. Since 2 a bulk connection begins as TLS where nodes have
+/// Protocol version. Rises when an older node could not understand a newer one. Since 2 a bulk connection begins as TLS where nodes have
 /// certificates, and requests on it are not signed.
 pub const VERSION: u16 = 2;
 
@@ -28,60 +28,60 @@ pub(crate) const FIRST_BYTE: u8 = MAGIC[0];
 
 const HEAD_BYTES: usize = 12;
 
-/// A hello has three names of 64 bytes and three numbers; a refusal has a sentence.
+/// The longest body. A hello has three names of 64 bytes and three numbers; a refusal has a sentence.
 pub const BODY_BYTES_MAX: usize = 2048;
 
-/// What a refusal's sentence may have, so that its body fits.
+/// The longest sentence of a refusal, in bytes, so that its body fits.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// Calls and tells.
     Control,
     /// The bytes of files.
     Bulk,
-    /// The bytes of files, and the opener's owner allows them to travel unencrypted.
+    /// The bytes of files, which the opener's owner allows to travel unencrypted.
     OpenBulk,
 }
 
-/// What the node that opens a connection says.
+/// The greeting of the node that opens a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// What it opens it for.
+    /// The connection's purpose.
     pub purpose: Purpose,
-    /// Who it is.
+    /// The opening node.
     pub identity: Identity,
-    /// The coordinator's epoch as it knows it.
+    /// The coordinator's epoch as the opening node knows it.
     pub epoch: u64,
-    /// Whom it believes to have called.
+    /// The name of the node that the opener believes to have called.
     pub wanted: String,
 }
 
-/// What the node that was called says when it agrees.
+/// The greeting of the called node when it agrees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Welcome {
-    /// Who it is.
+    /// The called node.
     pub identity: Identity,
-    /// The coordinator's epoch as it knows it.
+    /// The coordinator's epoch as the called node knows it.
     pub epoch: u64,
-    /// How many requests it takes at a time on this connection.
+    /// Number of requests that it accepts at a time on this connection.
     pub credits: u16,
-    /// Whether what follows on a bulk connection between nodes with certificates is encrypted, or only authenticated.
+    /// Whether bulk bytes are encrypted from here on between nodes with certificates, or only authenticated.
     pub encrypts: bool,
 }
 
 /// The answer to a hello.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// Speak.
+    /// The connection may be used.
     Welcome(Welcome),
-    /// Do not, and why; as the node that was called sees it.
+    /// The connection is refused, and why, as the called node sees it.
     Sorry(Mismatch),
 }
 
 impl Hello {
-    /// The greeting's body.
+    /// Encodes the greeting's body.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = vec![match self.purpose {
             Purpose::Control => 1,
@@ -94,7 +94,7 @@ impl Hello {
         body
     }
 
-    /// Reads a body that came.
+    /// Reads a received body.
     ///
     /// # Errors
     /// [`Mismatch::NotALink`] for anything that [`Hello::encode`] does not write.
@@ -110,7 +110,7 @@ impl Hello {
         rest.end(Self { purpose, identity, epoch, wanted })
     }
 
-    /// Why we do not speak with who says this, as far as words go.
+    /// Checks that this node may speak with the sender, as far as the hello shows.
     pub(crate) fn check(&self, ours: &Identity) -> Result<(), Mismatch> {
         if self.identity.cluster != ours.cluster {
             let (ours, theirs) = (ours.cluster.clone(), self.identity.cluster.clone());
@@ -128,7 +128,7 @@ impl Hello {
 }
 
 impl Answer {
-    /// The greeting's body.
+    /// Encodes the greeting's body.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = vec![];
         match self {
@@ -144,7 +144,7 @@ impl Answer {
         body
     }
 
-    /// Reads a body that came, and turns the other's view into ours.
+    /// Reads a received body, and swaps the two ends so that the result is this node's view.
     ///
     /// # Errors
     /// [`Mismatch::NotALink`] for anything that [`Answer::encode`] does not write.
@@ -210,7 +210,7 @@ fn put_mismatch(body: &mut Vec<u8>, why: &Mismatch) {
             put_text(body, address);
         }
         Mismatch::Busy => body.push(6),
-        // The version stands before every body, so nobody needs to be told of it here.
+        // The version stands before every body, so it is not repeated here.
         other @ (Mismatch::NotALink(_) | Mismatch::OtherVersion { .. }) => {
             body.push(7);
             put_text(body, &other.to_string());
@@ -222,7 +222,7 @@ fn put_number(body: &mut Vec<u8>, number: u64) {
     body.extend_from_slice(&number.to_le_bytes());
 }
 
-/// A length of two bytes and as much of the text as fits a greeting.
+/// Writes a length of two bytes and as much of the text as fits a greeting.
 fn put_text(body: &mut Vec<u8>, text: &str) {
     let text = &text[..text.floor_char_boundary(TEXT_BYTES_MAX)];
     let length = u16::try_from(text.len()).expect("it was cut above");
@@ -237,7 +237,7 @@ fn put_identity(body: &mut Vec<u8>, identity: &Identity) {
     put_number(body, identity.start);
 }
 
-/// What is left to read.
+/// The bytes left to read.
 struct Rest<'a>(&'a [u8]);
 
 impl Rest<'_> {
@@ -287,7 +287,7 @@ impl Rest<'_> {
     }
 }
 
-/// Says a greeting under our version.
+/// Sends a greeting under this node's version.
 pub(crate) async fn say(to: &mut (impl AsyncWrite + Unpin), body: &[u8]) -> io::Result<()> {
     let mut greeting = Vec::with_capacity(HEAD_BYTES + body.len());
     greeting.extend_from_slice(MAGIC);
@@ -298,7 +298,7 @@ pub(crate) async fn say(to: &mut (impl AsyncWrite + Unpin), body: &[u8]) -> io::
     to.flush().await
 }
 
-/// Hears a greeting's body. The outer error is the connection's, the inner one what it said.
+/// Receives a greeting's body. The outer error is the connection's, the inner one the greeting's.
 pub(crate) async fn hear(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Result<Vec<u8>, Mismatch>> {
     let mut head = [0; HEAD_BYTES];
     from.read_exact(&mut head).await?;

@@ -1,6 +1,6 @@
 //! Answering: accepting connections, checking who opens them, and handing them on.
 //!
-//! It owns the listener and the first byte that tells TLS from plain. It does not own the limits on who has proven nothing
+//! Owns: the listener and the first byte that tells TLS from plain. Does not own: the limits on connections that have proven nothing
 //! (`strangers`), nor what happens on a connection afterwards (`control`, `bulk`).
 
 use std::io;
@@ -22,19 +22,18 @@ use crate::error::Mismatch;
 use crate::link::Peer;
 use crate::names::proves;
 
-/// From accepting to the end of the greeting: two lost packets fit. One that takes longer than a handshake may have to give
-/// way before.
+/// Time limit from accepting to the end of the greeting: two lost packets fit. A connection that takes longer than a handshake may be
+/// closed for a newcomer before that.
 const GREETING: Duration = Duration::from_secs(5);
 
-/// Connections that carry bytes, of all peers: some streams each from the few nodes that a node is paired with. Each
-/// holds a descriptor and half a MiB, or three descriptors where it is plain. Where nodes have certificates only a peer
-/// takes one.
+/// Connections that carry bytes, of all peers: some streams each from the few nodes that a node is paired with. Each holds a descriptor and
+/// half a MiB, or three descriptors where it is plain. Where nodes have certificates only a peer may open such a connection.
 const BULK_MAX: usize = 512;
 
-/// How long to rest when the system gives no more descriptors.
+/// The pause when the system gives no more descriptors.
 const REST: Duration = Duration::from_millis(50);
 
-/// Accepts until the link closes.
+/// Accepts connections until the link closes.
 pub(crate) async fn listen(node: Arc<Node>, listener: TcpListener) {
     let mut closed = node.closed.subscribe();
     let bulk = Arc::new(Semaphore::new(BULK_MAX));
@@ -57,7 +56,7 @@ pub(crate) async fn listen(node: Arc<Node>, listener: TcpListener) {
         _ = closed.wait_for(|closed| *closed) => {}
         () = accepting => {}
     }
-    // Before `closed` is: who waits for closing may want the port.
+    // Dropped before `closed`: a task that waits for closing may want the port.
     drop(listener);
 }
 
@@ -114,7 +113,7 @@ async fn guest(
     }
 }
 
-/// TLS and the hello. The answer is said by who takes the connection over, when it agrees too.
+/// Does TLS and reads the hello. The task that takes over the connection sends the answer, when it agrees too.
 async fn greet(node: &Node, socket: TcpStream, address: SocketAddr) -> io::Result<(Stream, Hello)> {
     stream::configure(&socket)?;
     let mut first = [0];
@@ -152,7 +151,7 @@ async fn judge(
     }
 }
 
-/// Whether what the connection proves is enough for what it wants.
+/// Checks that a connection's proof suffices for its purpose.
 fn allowed(
     node: &Node,
     stream: &Stream,
@@ -179,13 +178,13 @@ fn allowed(
     }
 }
 
-/// Says no, and why.
+/// Sends a refusal and its reason.
 pub(crate) async fn sorry(mut stream: Stream, why: Mismatch) -> io::Result<()> {
     greeting::say(&mut stream, &Answer::Sorry(why).encode()).await?;
     stream.shutdown().await
 }
 
-/// Says yes, and whether what follows is encrypted.
+/// Sends the welcome, and whether what follows is encrypted.
 pub(crate) async fn welcome(node: &Node, stream: &mut Stream, encrypts: bool) -> io::Result<()> {
     let credits = u16::try_from(CALLS_IN_FLIGHT_MAX).expect("few");
     let identity = node.identity.clone();
@@ -193,7 +192,7 @@ pub(crate) async fn welcome(node: &Node, stream: &mut Stream, encrypts: bool) ->
     greeting::say(stream, &Answer::Welcome(welcome).encode()).await
 }
 
-/// Who said this.
+/// Returns the peer that sent this hello.
 pub(crate) fn peer(hello: &Hello) -> Peer {
     let crate::Identity { node, incarnation, start, .. } = hello.identity.clone();
     Peer { node, incarnation, start }

@@ -1,8 +1,8 @@
-//! Links over TCP: words on control connections, bytes on connections of their own.
+//! Links over TCP: messages on control connections, bytes on connections of their own.
 //!
-//! It owns a node's end: its settings, the connections it has open, and when to try again. The steps are in the files:
-//! `greeting` (first words), `listen` and `dial` (a connection comes to be), `strangers` (limits until it is proven whose it
-//! is), `control` (words), `bulk` (bytes), `stream` (plain or TLS).
+//! Owns: a node's end, which is its settings, its open connections, and when to try again. The steps are in the files: `greeting` (first
+//! message), `listen` and `dial` (opening a connection), `strangers` (limits until a connection proves its node), `control` (messages),
+//! `bulk` (bytes), `stream` (plain or TLS).
 //!
 //! ```text
 //!   node A                                     node B
@@ -47,41 +47,40 @@ use crate::token::{Token, Tokens};
 /// The pause after the first failure to connect; doubles with each.
 const BACK_OFF_FIRST: Duration = Duration::from_millis(10);
 
-/// The longest pause: a node that comes back is found within it.
+/// The longest pause: a node that comes back is found within that time.
 const BACK_OFF_MAX: Duration = Duration::from_millis(500);
 
-/// Addresses whose connection is remembered. Beyond it those without an open one are forgotten.
+/// Addresses whose connection is remembered. Beyond the limit, those without an open connection are forgotten.
 const SLOTS_MAX: usize = 16_384;
 
-/// How often what is old is forgotten.
+/// Interval at which old entries are forgotten.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
 /// The most streams of one push or pull; each is a connection at both ends.
 pub const BULK_STREAMS_MAX: usize = 8;
 
-/// How connections prove who speaks.
+/// How connections prove the peer's identity.
 #[derive(Debug, Clone)]
 pub enum Security {
-    /// Mutual TLS on every connection; [`Settings::encrypt_bulk`] says what becomes of those that carry bytes.
+    /// Mutual TLS on every connection; [`Settings::encrypt_bulk`] decides whether connections that carry bytes stay encrypted.
     Certificates(Certs),
     /// Nothing is proved or hidden.
     Insecure {
-        /// False: both ends must have loopback addresses, anything else is refused. True is for networks that are a
-        /// test's own.
+        /// If false, both ends must have loopback addresses; any other is refused. True is for networks that belong to a test.
         off_loopback: bool,
     },
 }
 
-/// What a node's owner decides about its links.
+/// The choices of a node's owner about its links.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where to listen; port 0 takes a free one.
+    /// The address to listen on; port 0 chooses a free port.
     pub listen: SocketAddr,
-    /// Who may speak.
+    /// The proof that peers must give.
     pub security: Security,
-    /// Whether bytes of files are encrypted. Off, they can be read on the way where both ends have it off; what is changed on the
-    /// way is found by either end's keyed checksums and refused. Without certificates bytes are neither encrypted nor
-    /// authenticated, whatever this says. Design 0002 has what it costs.
+    /// Whether bytes of files are encrypted. If both ends have it off, the bytes can be read on the way; either end's keyed checksums
+    /// detect and refuse a change. Without certificates bytes are neither encrypted nor authenticated, whatever this says. Design 0002 has
+    /// the cost.
     pub encrypt_bulk: bool,
     /// Connections that one push or pull uses side by side, 1 to [`BULK_STREAMS_MAX`]. More than one helps where one
     /// core of the receiver, or one connection's share of the network, is the limit.
@@ -95,15 +94,15 @@ pub enum ListenError {
     /// The address is taken, or not this machine's.
     #[error("listening on {address} failed")]
     Bind {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Links without certificates are for loopback.
     #[error("{address} is not a loopback address, and links without certificates are for loopback only")]
     Insecure {
-        /// Where.
+        /// The address.
         address: SocketAddr,
     },
     /// A name that no node or cluster can have.
@@ -114,23 +113,23 @@ pub enum ListenError {
     },
 }
 
-/// What all tasks of one node's link share.
+/// State that all tasks of one node's link share.
 pub(crate) struct Node {
     identity: Identity,
     settings: Settings,
     service: Arc<dyn Service>,
     peers: Arc<Peers>,
     tokens: Arc<Tokens>,
-    /// True once. Whoever holds a connection holds a receiver, so that closing can wait for all.
+    /// Set to true once. Each task that holds a connection holds a receiver, so that closing can wait for all.
     closed: watch::Sender<bool>,
-    /// The budget of requests that were taken in, in units of a KiB.
+    /// The budget of received requests, in units of a KiB.
     request_units: Arc<Semaphore>,
     strangers: Arc<Strangers>,
     slots: Mutex<HashMap<Address, Slot>>,
     pool: bulk::Pool,
 }
 
-/// The control connection to one address. Locked while it is being opened, so that it is opened once.
+/// The control connection to one address. Locked while the connection is being opened, so that it is opened once.
 type Slot = Arc<tokio::sync::Mutex<Option<Control>>>;
 
 /// A node's links over TCP. Dropping it closes them.
@@ -146,10 +145,10 @@ impl fmt::Debug for Tcp {
 }
 
 impl Tcp {
-    /// Listens, and answers with `service` from then on. Must run inside a tokio runtime, which it goes on using.
+    /// Listens, and answers with `service` from then on. Must run inside a tokio runtime, which the link keeps using.
     ///
     /// # Errors
-    /// When it cannot listen there, or must not.
+    /// If the node cannot, or must not, listen there.
     pub async fn listen(
         identity: Identity,
         settings: Settings,
@@ -189,7 +188,7 @@ impl Tcp {
         Ok(Self { node, address })
     }
 
-    /// Where this node listens, with the port that was taken.
+    /// Returns the address where this node listens, with the port that was chosen.
     pub fn local_address(&self) -> SocketAddr {
         self.address
     }
@@ -205,7 +204,7 @@ impl Tcp {
         self.node.tokens.clear();
     }
 
-    /// The open connection to an address, opened (and waited for, with pauses that double) until `until`.
+    /// Returns the open connection to an address. If there is none, tries to open it until `until`, with pauses that double.
     async fn connect(&self, to: &Address, until: Instant, deadline: Duration) -> Result<Control, LinkError> {
         let mut pause = BACK_OFF_FIRST;
         let mut last = None;
@@ -237,7 +236,7 @@ impl Node {
     fn slot(&self, to: &Address) -> Slot {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         if slots.len() >= SLOTS_MAX {
-            // One that is locked is being opened.
+            // A locked slot is being opened.
             slots.retain(|_, slot| {
                 slot.try_lock().map_or(true, |control| control.as_ref().is_some_and(Control::is_open))
             });
@@ -251,7 +250,7 @@ impl Node {
         if let Some(control) = slot.as_ref().filter(|control| control.is_open()) {
             return Ok(control.clone());
         }
-        // Held until the connection's task holds its own: closing waits for both.
+        // Held until the connection's task holds its own receiver, so that closing waits for both.
         let mut closed = self.closed.subscribe();
         let (stream, welcome) = tokio::select! {
             biased;
@@ -299,7 +298,7 @@ impl Link for Tcp {
             match timeout_at(until, control.call(body)).await {
                 Err(_) => return Err(LinkError::Deadline { node: to.node.clone(), deadline }),
                 Ok(Ok(answer)) => return answer.map_err(|lost| lost.into_error(&to.node)),
-                // It ended before the request was handed over: once more on another.
+                // The connection ended before it took the request: try once more on another.
                 Ok(Err(unsent)) => body = unsent,
             }
         }

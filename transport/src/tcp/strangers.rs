@@ -1,6 +1,6 @@
-//! Connections that have not proven who opened them: how many there are, from where, and which gives way.
+//! Connections that have not proven which node opened them: how many there are, from where, and which gives way.
 //!
-//! It owns the limits. It does not own sockets (`listen`). Time is an argument.
+//! Owns: the limits. Does not own: sockets (`listen`). Time is an argument.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,11 +13,11 @@ use tokio::sync::{Notify, oneshot};
 /// takes a millisecond or two.
 pub(crate) const UNPROVEN_MAX: usize = 256;
 
-/// Limit for one IPv4 address, or one /64 network of IPv6, which is what one machine may choose among. A node opens nine at a
-/// time (`bulk/pool`), and some nodes may share a machine.
+/// Limit for one IPv4 address, or one /64 network of IPv6, among whose addresses one machine may choose. A node opens nine at a time
+/// (`bulk/pool`), and some nodes may share a machine.
 pub(crate) const UNPROVEN_PER_ORIGIN_MAX: usize = 32;
 
-/// Refusals that are logged with their reason in one second. What is wrong with a node's own peers is among them: those try again.
+/// Refusals that are logged with their reason in one second. Refusals of a node's own peers are among them: those peers try again.
 const LOGGED_PER_SECOND_MAX: u64 = 8;
 
 const _: () = assert!(8 * UNPROVEN_PER_ORIGIN_MAX <= UNPROVEN_MAX, "one origin must not fill the table");
@@ -90,8 +90,8 @@ impl Strangers {
         table.logged <= LOGGED_PER_SECOND_MAX
     }
 
-    /// Returns how many were refused since the last call without a log line of their own, and the address of the last one. To be
-    /// called every second.
+    /// Returns how many refusals without a log line there were since the last call, and the address of the last one. Callers run it every
+    /// second.
     pub(crate) fn take_refused(&self) -> Option<(u64, IpAddr)> {
         let mut table = self.table();
         table.logged = 0;
@@ -140,7 +140,7 @@ impl Table {
     }
 }
 
-/// Returns what all addresses have in common that one machine may choose among.
+/// Returns the part that all addresses have in common among which one machine may choose.
 fn origin(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -151,7 +151,7 @@ fn origin(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A connection's place among the unproven ones. Dropped when it is proven, or ends.
+/// A connection's place among the unproven ones. Dropped when the connection is proven, or ends.
 #[derive(Debug)]
 pub(crate) struct Stranger {
     strangers: Arc<Strangers>,
@@ -160,9 +160,9 @@ pub(crate) struct Stranger {
 }
 
 impl Stranger {
-    /// Returns when the connection has to be closed in favour of a newcomer. Cancel safe.
+    /// Waits until the connection has to be closed in favour of a newcomer. Cancel safe.
     pub(crate) async fn gives_way(&mut self) {
-        // Nothing is ever sent: the other end goes.
+        // Nothing is ever sent: the other end is dropped.
         drop((&mut self.gives_way).await);
     }
 }
@@ -201,7 +201,7 @@ mod tests {
         assert!(is_over(&mut held[0]) && !is_over(&mut held[1]));
         assert_eq!(strangers.take_refused(), Some((2, address(1))));
         assert_eq!(strangers.take_refused(), None);
-        // Who has proven itself leaves its place.
+        // A proven connection leaves its place.
         held.truncate(UNPROVEN_PER_ORIGIN_MAX - 1);
         assert!(strangers.admit(address(1), later).is_some());
     }

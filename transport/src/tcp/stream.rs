@@ -1,6 +1,6 @@
-//! A connection's stream, plain or through TLS, and how its socket is set.
+//! A connection's stream, plain or through TLS, and its socket's settings.
 //!
-//! It owns the socket options. It does not own handshakes (`dial`, `listen`).
+//! Owns: the socket options. Does not own: handshakes (`dial`, `listen`).
 
 use std::io;
 use std::pin::Pin;
@@ -12,22 +12,23 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
-/// How long sent bytes may stay unacknowledged by the other machine, and a silent one unprobed, before the connection
-/// is given up. Above a few lost packets in a row on a bad network, below what a person calls hanging.
+/// How long the other machine may leave sent bytes unacknowledged before the connection is closed. Above a few lost
+/// packets in a row on a bad network, below what a person calls hanging.
 const DEAD_PEER: Duration = Duration::from_secs(4);
 
 const PROBE_AFTER: Duration = Duration::from_secs(1);
 
 const _: () = assert!(PROBE_AFTER.as_secs() < DEAD_PEER.as_secs());
 
-/// One connection.
+/// A connection.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Words are sent at once, and a machine that went away is noticed also while nobody speaks.
+/// Sets the socket's options: data is sent at once, and a machine that went away is noticed also while both ends are
+/// silent.
 pub(crate) fn configure(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     sockopt::set_socket_keepalive(socket, true)?;

@@ -13,7 +13,7 @@ use tidemark_transport::{
 
 use crate::world::{AMPLE, Bucket, Kind, Node, World, pattern};
 
-/// Several pieces, and a last one that is none.
+/// Several pieces, and a last one shorter than a piece.
 const SIZE: u64 = (5 << 20) + 4321;
 
 fn receive(node: &Node, peer: &str, into: &Arc<Bucket>, limit_bytes: u64) -> Token {
@@ -51,7 +51,7 @@ fn refusal(moved: Result<(), LinkError>) -> TokenRefusal {
     }
 }
 
-/// One range, as a slice of ranges.
+/// Returns a range as an array of ranges.
 fn one(range: Range<u64>) -> [Range<u64>; 1] {
     std::array::from_fn(|_| range.clone())
 }

@@ -1,7 +1,7 @@
-//! Every link keeps one contract: the same tests over each of them.
+//! The contract that every link keeps: the same tests over each of them.
 //!
-//! It owns the list of links and of tests. The tests are in `words` and `bytes`, what they run on in `world`;
-//! `faults` has what only a faulty link does.
+//! Owns: the list of links and of tests. The tests are in `words` and `bytes`, their nodes and files in `world`;
+//! `faults` has the tests that only a faulty link needs.
 
 mod bytes;
 mod faults;

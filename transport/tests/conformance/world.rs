@@ -1,4 +1,4 @@
-//! What the tests run on: nodes with links of one kind, a service that remembers, and files with known bytes.
+//! The environment of the tests: nodes with links of one kind, a service that remembers, and files with known bytes.
 
 use std::fs::File;
 use std::ops::Range;
@@ -117,7 +117,7 @@ impl World {
         Security::Certificates(Certs::load(&folder, cluster, node).expect("its own"))
     }
 
-    /// An address where nobody is, and where somebody may come.
+    /// Returns an address where no node is yet, and where one may join.
     pub(crate) fn nowhere(&self) -> String {
         if matches!(self.kind, Kind::Loopback | Kind::Faulty) {
             return "nowhere".into();
@@ -131,7 +131,7 @@ impl World {
     }
 }
 
-/// Remembers what it heard, and answers by the first word of a body.
+/// A service that remembers what it received, and answers by the first word of a body.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) heard: Mutex<Vec<(String, Bytes)>>,

@@ -1,7 +1,7 @@
 //! Links over TCP among strangers: wrong certificates, other versions, garbage, cut connections.
 //!
-//! It owns what only a real socket can show: who may speak here, what somebody on the way sees and changes (`on_the_way`), and
-//! what connections cost that say nothing (`silent`). What every link does is in `conformance`.
+//! Owns: the tests that need a real socket: which nodes may speak here, what an attacker on the way sees and changes (`on_the_way`), and
+//! the cost of silent connections (`silent`). The tests for every link are in `conformance`.
 
 mod on_the_way;
 mod silent;
@@ -142,7 +142,7 @@ async fn a_certificate_of_another_authority_is_refused_by_both_ends() {
 async fn a_node_speaks_only_under_the_name_in_its_certificate() {
     let folder = tempfile::tempdir().expect("a folder");
     let a = node("a", certified(folder.path(), "a"), false).await;
-    // It holds c's certificate, and says that it is b.
+    // The node holds c's certificate, and says that it is b.
     let liar = node("b", certified(folder.path(), "c"), false).await;
     let Mismatch::Certificate(what) = mismatch(&liar, &a.address).await else { panic!("another reason") };
     assert!(what.contains("`b`"), "{what}");

@@ -1,4 +1,4 @@
-//! Somebody on the way between two nodes: what they see, and what becomes of what they change.
+//! An attacker on the way between two nodes: what the attacker sees, and what becomes of a change.
 //!
 //! Each test shows first that the same relay does see, or does change, the bytes of a link without certificates.
 
@@ -23,7 +23,7 @@ const SIZE: usize = (2 << 20) + 12_345;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// From who opened the connection.
+    /// From the node that opened the connection.
     Forth,
     Back,
 }
@@ -38,12 +38,12 @@ struct Relay {
     ways: [Arc<OneWay>; 2],
 }
 
-/// One way of a relay's connections.
+/// A direction of a relay's connections.
 #[derive(Debug)]
 struct OneWay {
-    /// Which byte of the next connections is changed, counted from their first.
+    /// Index of the byte to change in the next connections, counted from their first byte.
     changes: AtomicUsize,
-    /// How many bytes the last connection carried.
+    /// Number of bytes that the last connection carried.
     passed: AtomicUsize,
 }
 
@@ -153,7 +153,7 @@ fn checkpoint() -> Vec<u8> {
     bytes
 }
 
-/// Moves the checkpoint from `a` to `b`, through the relay, as a push or as what b's peer pulls. What lies there after it.
+/// Moves the checkpoint through the relay: `a` pushes it to `b`, or pulls it from `b`. Returns the result and the receiver's content.
 async fn copy(a: &Node, b: &Node, through: &Relay, is_push: bool) -> (Result<(), LinkError>, Vec<u8>) {
     let (from, into) = (Bucket::holding(&checkpoint()), Bucket::holding(&[0; SIZE]));
     let (whole, limit_bytes) = ([0..SIZE as u64; 1], SIZE as u64);
@@ -167,7 +167,7 @@ async fn copy(a: &Node, b: &Node, through: &Relay, is_push: bool) -> (Result<(),
     (moved, into.bytes())
 }
 
-/// Two nodes of one cluster; whether each encrypts bytes.
+/// Makes two nodes of one cluster; `encrypts` says for each whether it encrypts bytes.
 async fn pair(security: impl Fn(&str) -> Security, encrypts: [bool; 2]) -> (Node, Node, Relay) {
     let a = node("a", security("a"), encrypts[0]).await;
     let b = node("b", security("b"), encrypts[1]).await;

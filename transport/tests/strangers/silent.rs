@@ -1,4 +1,4 @@
-//! Connections that say nothing: what they cost those who have something to say.
+//! Silent connections: their cost for nodes that have something to send.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use crate::{AMPLE, Node, Sink, certified, file_with, node};
 
-/// Hundreds: more than a node has places for those who have proven nothing.
+/// Number of silent connections: more than a node has places for unproven ones.
 const SILENT: usize = 320;
 
 /// Five copies of this size, each over connections of its own.
@@ -25,7 +25,7 @@ const COPY_BYTES: u64 = 8 << 20;
 /// busy machine this test's own strangers take processor time.
 const WAIT: Duration = Duration::from_millis(2500);
 
-/// Opens and keeps `SILENT` connections from so many addresses; one that is closed is opened again. They end when dropped.
+/// Opens and keeps `SILENT` connections from `addresses` addresses; a connection that is closed is opened again. Dropping the set ends all.
 async fn silence(to: SocketAddr, addresses: u8) -> JoinSet<()> {
     let (mut silent, opened) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
     for number in 0..SILENT {
@@ -49,7 +49,7 @@ async fn silence(to: SocketAddr, addresses: u8) -> JoinSet<()> {
     silent
 }
 
-/// Five copies by nodes that have no connection yet; the longest.
+/// Makes five copies by nodes that have no connection yet. Returns the longest time.
 async fn copies(folder: &Path, b: &Node) -> Duration {
     let mut longest = Duration::ZERO;
     for _ in 0..5 {
@@ -70,8 +70,8 @@ async fn copies(folder: &Path, b: &Node) -> Duration {
     longest
 }
 
-/// Goal: a peer that opens more connections at once than a stranger may have is none. Method: transfers that all need a connection of their
-/// own.
+/// Goal: a peer that opens more connections at once than a stranger may is not taken for a stranger. Method: transfers that each need a
+/// connection of their own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_may_need_many_connections_at_once() {
     let folder = tempfile::tempdir().expect("a folder");

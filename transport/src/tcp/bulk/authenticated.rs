@@ -1,15 +1,14 @@
 //! Bytes between a socket and a file that can be read on the way, and not changed.
 //!
-//! It owns the keys and the tags. The connection began with TLS, which proved who both ends are; after the greeting it goes on
-//! without records. Its keys come out of that handshake (RFC 8446, 7.5), so that only these two ends have them, for this
-//! connection.
+//! Owns: the keys and the tags. The connection began with TLS, which proved both ends' identities; after the greeting it continues without
+//! records. The keys come out of that handshake (RFC 8446, 7.5), so that only these two ends have them, for this connection.
 //!
 //! ```text
 //!   header | tag        segment of a piece, at most 256 KiB | tag
 //! ```
-//! A tag is the keyed blake3 of what stands before it and of its number in its direction, so nothing can be changed, left out,
-//! said twice or sent back. A segment is checked before a byte of it is written: what was changed on the way lies nowhere, where a
-//! checksum that is no secret might later find it good.
+//! A tag is the keyed blake3 of the bytes before it and of its number in its direction, so nothing can be changed, left out, repeated or
+//! sent back. A segment is checked before a byte of it is written. Bytes that were changed on the way are thus never stored where a
+//! checksum without a key might later find them good.
 
 use std::io;
 use std::ops::Range;
@@ -50,7 +49,7 @@ impl Tags {
         blake3::Hasher::new_keyed(&self.key.0).update(bytes).update(&number).finalize()
     }
 
-    /// Whether `bytes` end with the next tag. Compared in constant time by blake3.
+    /// Returns whether `bytes` end with the next tag. Blake3 compares in constant time.
     fn accepts(&mut self, bytes: &[u8]) -> bool {
         let Some((bytes, tag)) = bytes.split_last_chunk::<TAG_BYTES>() else { return false };
         self.next(bytes) == *tag
@@ -60,7 +59,7 @@ impl Tags {
 pub(super) fn split(stream: TlsStream<TcpStream>) -> io::Result<(In, Out)> {
     let is_client = matches!(stream, TlsStream::Client(_));
     let (socket, mut tls) = into_inner(stream);
-    // Both ends wait for each other in the greeting, so nothing is on its way when it is over.
+    // Both ends wait for each other in the greeting, so nothing is on the way when it is over.
     let early = tls.wants_write()
         || !matches!(tls.reader().into_first_chunk(), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
     if early {
@@ -80,7 +79,7 @@ pub(super) fn split(stream: TlsStream<TcpStream>) -> io::Result<(In, Out)> {
     Ok((receiving, Out { socket, tags: ours, buffer: buffer() }))
 }
 
-/// The half that bytes leave by.
+/// The sending half.
 #[derive(Debug)]
 pub(crate) struct Out {
     socket: Arc<TcpStream>,
@@ -124,7 +123,7 @@ fn segment_bytes(missing: u64) -> usize {
     usize::try_from(missing).map_or(BUFFER_BYTES, |missing| missing.min(BUFFER_BYTES))
 }
 
-/// The half that bytes come by.
+/// The receiving half.
 #[derive(Debug)]
 pub(crate) struct In {
     pub(super) socket: Arc<TcpStream>,
@@ -158,7 +157,7 @@ impl In {
         if self.fill(length).await? { self.checked(length) } else { Err(ended()) }
     }
 
-    /// Reads so many bytes and their tag; false when the connection ended before the first of them.
+    /// Reads `length` bytes and their tag; false when the connection ended before the first byte.
     async fn fill(&mut self, length: usize) -> io::Result<bool> {
         let whole = length + TAG_BYTES;
         let mut filled = 0;

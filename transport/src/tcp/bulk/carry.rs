@@ -1,7 +1,7 @@
 //! Pushing and pulling: pieces of one transfer over one or several connections.
 //!
-//! It owns which pieces are on the way, which have landed, and what a failure leaves. It does not own a connection's
-//! bytes (`halves`) nor when a piece may go (the caller's pace).
+//! Owns: which pieces are on the way, which have landed, and what a failure leaves. Does not own: a connection's bytes (`halves`) nor when
+//! a piece may go (the caller's pace).
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,14 +25,14 @@ use crate::tcp::greeting::Purpose;
 use crate::tcp::{BULK_STREAMS_MAX, Node, dial};
 use crate::token::{Direction, Token};
 
-/// Pieces of one connection that are on the way: 16 MiB, what 10 Gbit/s carry in a round trip of 13 ms.
+/// Pieces of one connection that are on the way: 16 MiB, which 10 Gbit/s carry in a round trip of 13 ms.
 const ON_THE_WAY_MAX: usize = 16;
 
-/// How long to go on hearing after sending failed.
+/// How long to keep reading replies after sending failed.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Pauses in milliseconds before a connection that was closed amid its greeting is opened again. In all they are longer than one
-/// that proves nothing keeps a newcomer from the other end (`strangers`).
+/// Pauses in milliseconds before a connection that was closed amid its greeting is opened again. Their sum exceeds the time for which an
+/// unproven connection keeps a newcomer from the other end (`strangers`).
 const AGAIN_AFTER_MS: [u64; 6] = [10, 20, 40, 80, 160, 320];
 
 /// Pushes ranges of a file. See [`Link::push`](crate::Link::push).
@@ -58,7 +58,7 @@ pub(crate) async fn pull(
     transfer(node, Transfer::new(from, token, Ours::Sink(into.as_ref()), ranges, &Unpaced)).await
 }
 
-/// Our file.
+/// The local file.
 #[derive(Clone, Copy)]
 enum Ours<'a> {
     Source(&'a dyn BytesSource),
@@ -66,7 +66,7 @@ enum Ours<'a> {
 }
 
 impl Ours<'_> {
-    /// What the other end does.
+    /// Returns the direction as the other end sees it.
     fn direction(self) -> Direction {
         match self {
             Self::Source(_) => Direction::Receive,
@@ -75,7 +75,7 @@ impl Ours<'_> {
     }
 }
 
-/// One push or pull.
+/// A push or a pull.
 struct Transfer<'a> {
     with: &'a Address,
     token: Token,
@@ -107,7 +107,7 @@ impl<'a> Transfer<'a> {
         ranges: &[Range<u64>],
         pace: &'a dyn Pace,
     ) -> Self {
-        // A stream for less than some pieces would cost more than it brings.
+        // A stream for less than some pieces would cost more than it saves.
         let count = pieces(ranges, PIECE_BYTES).take(BULK_STREAMS_MAX * ON_THE_WAY_MAX).count();
         let rest = Box::new(pieces(ranges, PIECE_BYTES));
         Self {
@@ -159,7 +159,7 @@ async fn transfer(node: &Arc<Node>, transfer: Transfer<'_>) -> Result<(), LinkEr
 
 /// Carries pieces over one connection until none is left.
 async fn stream(node: &Arc<Node>, transfer: &Transfer<'_>) -> Result<(), Stop> {
-    // One that has waited may have been closed by the other end; that is found out by using it, and costs one more try.
+    // The other end may have closed a connection that waited; using it shows that, and costs one more try.
     if let Some(mut waited) = node.pool.take(transfer.with) {
         let on_the_way = Mutex::default();
         match over(&mut waited, transfer, &on_the_way).await {
@@ -199,7 +199,7 @@ async fn open(node: &Arc<Node>, to: &Address) -> Result<Connection, Stop> {
     Ok(Connection { receiving, sending })
 }
 
-/// Whether the other end, or something before it, took the connection and closed it without a word.
+/// Returns whether the other end, or something before it, accepted the connection and closed it without a greeting.
 fn was_closed(error: &LinkError) -> bool {
     let LinkError::Unreachable { source, .. } = error else { return false };
     matches!(
@@ -211,7 +211,7 @@ fn was_closed(error: &LinkError) -> bool {
     )
 }
 
-/// Asks for pieces on one side and hears of them on the other, so that the connection is never empty.
+/// Sends requests in one task and reads replies in another, so that the connection is never empty.
 async fn over(
     connection: &mut Connection,
     transfer: &Transfer<'_>,
@@ -227,7 +227,7 @@ async fn over(
             transfer.pace.take(range.end - range.start).await;
             let direction = transfer.ours.direction();
             let request = Request { direction, token: transfer.token, range: range.clone() }.encode();
-            // Told before it is sent: the answer may be there at once.
+            // Entered before it is sent: the answer may be there at once.
             place.send(range.clone());
             let sent = async {
                 match transfer.ours {
@@ -269,20 +269,20 @@ async fn over(
     let (asking, hearing) = (pin!(asking), pin!(hearing));
     match select(asking, hearing).await {
         Either::Left((Err(stop), hearing)) => {
-            // What was confirmed before the end may not have been read yet; it need not be sent again.
+            // Confirmations that came before the end may not have been read yet; their pieces need not be sent again.
             match timeout(LAST_WORDS, hearing).await {
-                // Why the other end hung up says more than that it did.
+                // The other end's reason says more than the fact that it closed the connection.
                 Ok(Err(refused @ Stop::Token { .. })) => Err(refused),
                 _ => Err(stop),
             }
         }
         Either::Left((Ok(()), hearing)) => hearing.await,
-        // It hears the end of asking, so it ends first only by failing.
+        // The hearing side ends after the asking side, so it ends first only by failing.
         Either::Right((heard, _)) => heard,
     }
 }
 
-/// One piece's patience, at the end that asks too.
+/// Bounds the time of one piece at the asking end, too.
 async fn in_time<T>(moved: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     timeout(PIECE, moved).await.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }

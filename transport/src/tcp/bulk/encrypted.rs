@@ -1,7 +1,7 @@
 //! Bytes between a socket and a file through TLS.
 //!
-//! It owns how records are made and taken apart: rustls is driven by hand here, because through an `AsyncRead` each record took
-//! five reads of the socket and one more copy. The handshake and the greeting are over (`dial`, `listen`).
+//! Owns: making and reading records. rustls is driven by hand here, because through an `AsyncRead` each record took five reads of the
+//! socket and one more copy. The handshake and the greeting are over (`dial`, `listen`).
 
 use std::io::{self, BufRead, Write};
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::halves::{BUFFER_BYTES, Failure, ended, unreadable, unwritable};
 use crate::copy::{read_at, write_at};
 use crate::link::{BytesSink, BytesSource};
 
-/// State of both halves. One task drives them, so the lock is free whenever it is wanted.
+/// State of both halves. A single task drives both, so the lock is always free.
 #[derive(Debug)]
 struct Session {
     socket: TcpStream,
@@ -85,7 +85,7 @@ pub(super) fn into_inner(stream: TlsStream<TcpStream>) -> (TcpStream, Connection
     }
 }
 
-/// The half that bytes leave by.
+/// The sending half.
 #[derive(Debug)]
 pub(crate) struct Out {
     session: Arc<Session>,
@@ -123,13 +123,13 @@ async fn send(session: &Session, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The half that bytes come by.
+/// The receiving half.
 #[derive(Debug)]
 pub(crate) struct In {
     session: Arc<Session>,
-    /// Records as they came.
+    /// Records as received.
     buffer: Vec<u8>,
-    /// Those of them that the session has not taken.
+    /// The range of `buffer` that the session has not taken.
     left: Range<usize>,
 }
 
@@ -138,12 +138,12 @@ impl In {
         &self.session.socket
     }
 
-    /// Whether all that came was taken.
+    /// Returns whether the session took everything that came.
     pub(super) fn is_empty(&self) -> bool {
         self.left.is_empty()
     }
 
-    /// Waits until decrypted bytes are there; false at the end of the connection.
+    /// Waits until decrypted bytes are there; returns false at the end of the connection.
     async fn wait(&mut self) -> io::Result<bool> {
         loop {
             {
@@ -157,7 +157,7 @@ impl In {
                     let taken = tls.read_tls(&mut &self.buffer[self.left.clone()])?;
                     self.left.start += taken;
                     if let Err(error) = tls.process_new_packets() {
-                        // What is wrong is told to the other end, too; it may be gone.
+                        // The other end is notified of the error, too; it may be gone.
                         let _ = tls.write_tls(&mut Socket(&self.session.socket));
                         return Err(io::Error::new(io::ErrorKind::InvalidData, error));
                     }
@@ -174,7 +174,7 @@ impl In {
         }
     }
 
-    /// Hands some decrypted bytes to `take`, at most `most`; false at the end of the connection.
+    /// Passes some decrypted bytes to `take`, at most `most`; returns `None` at the end of the connection.
     async fn some<T>(&mut self, most: usize, take: impl FnOnce(&[u8]) -> T) -> io::Result<Option<T>> {
         if !self.wait().await? {
             return Ok(None);

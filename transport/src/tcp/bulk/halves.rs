@@ -1,6 +1,6 @@
 //! The two halves of a bulk connection: plain, encrypted, or authenticated without being encrypted.
 //!
-//! It owns which of the three a connection is, and what they share. It does not own what is moved (`wire`) nor what a failure
+//! Owns: which of the three a connection is, and the code they share. Does not own: the pieces that are moved (`wire`) nor what a failure
 //! means. Figures for the choices: design 0001 and 0002.
 
 use std::io;
@@ -19,12 +19,12 @@ use crate::tcp::stream::Stream;
 /// Bytes that are protected, checked or discarded at a time. Fits a core's second-level cache.
 pub(super) const BUFFER_BYTES: usize = 256 << 10;
 
-/// What went wrong while bytes were moved.
+/// The error of a transfer, by the side that failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The connection; nothing more can be done on it.
+    /// The connection failed; nothing more can be done on it.
     Connection(io::Error),
-    /// The file here. `missing_bytes` of the piece have not been taken from the connection yet.
+    /// The file here failed. `missing_bytes` of the piece have not been read from the connection yet.
     File { doing: &'static str, missing_bytes: u64, source: io::Error },
 }
 
@@ -42,13 +42,13 @@ pub(super) fn unwritable(source: io::Error, missing_bytes: u64) -> Failure {
     Failure::File { doing: "writing", missing_bytes, source }
 }
 
-/// Makes the error of a connection that ended where more was due.
+/// Makes the error of a connection that ended where more bytes were due.
 pub(super) fn ended() -> io::Error {
     io::ErrorKind::UnexpectedEof.into()
 }
 
-/// Splits a greeted connection in two that work side by side. One with a certificate behind it never becomes a plain one:
-/// without `encrypts` its bytes are still authenticated, under keys that only its TLS handshake gives.
+/// Splits a greeted connection in two halves that work side by side. A connection with certificates never becomes a plain one: without
+/// `encrypts` its bytes are still authenticated, under keys that only its TLS handshake gives.
 ///
 /// # Errors
 /// The TLS session gives no keys, or holds bytes that were not due yet.
@@ -69,7 +69,7 @@ pub(crate) fn split(stream: Stream, encrypts: bool) -> io::Result<(Receiving, Se
     })
 }
 
-/// The half that bytes leave by.
+/// The sending half.
 #[derive(Debug)]
 pub(crate) enum Sending {
     Plain(plain::Out),
@@ -78,7 +78,7 @@ pub(crate) enum Sending {
 }
 
 impl Sending {
-    /// Sends a header. With `more`, it may wait for the bytes that follow and share their packet.
+    /// Sends a header. With `more`, the header may wait for the bytes that follow and share their packet.
     pub(crate) async fn header(&mut self, bytes: &[u8], more: bool) -> io::Result<()> {
         match self {
             Self::Plain(out) => out.header(bytes, more).await,
@@ -97,7 +97,7 @@ impl Sending {
     }
 }
 
-/// The half that bytes come by.
+/// The receiving half.
 #[derive(Debug)]
 pub(crate) enum Receiving {
     Plain(plain::In),
@@ -126,7 +126,7 @@ impl Receiving {
         Ok(Some(header))
     }
 
-    /// Puts a piece into a file. Where the connection is protected, no byte is written that was changed on the way.
+    /// Reads a piece into a file. If the connection is protected, no byte that was changed on the way is written.
     pub(crate) async fn piece(&mut self, into: &dyn BytesSink, range: &Range<u64>) -> Result<(), Failure> {
         match self {
             Self::Plain(from) => from.piece(into, range).await,
@@ -135,7 +135,7 @@ impl Receiving {
         }
     }
 
-    /// Takes unwanted bytes of a piece from the connection, so that what follows them can be read.
+    /// Reads and drops unwanted bytes of a piece, so that what follows them can be read.
     pub(crate) async fn discard(&mut self, bytes: u64) -> io::Result<()> {
         assert!(bytes <= PIECE_BYTES, "more than a piece was asked for");
         let mut missing = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -155,7 +155,7 @@ impl Receiving {
         Ok(())
     }
 
-    /// Whether a connection that waits was left alone: neither ended nor spoken to.
+    /// Returns whether a waiting connection is still open and without unread bytes.
     pub(crate) fn is_quiet(&self) -> bool {
         let (socket, is_empty) = match self {
             Self::Plain(from) => (from.socket.as_ref(), true),
@@ -178,7 +178,7 @@ pub(super) async fn send_all(socket: &TcpStream, mut bytes: &[u8], flags: SendFl
     Ok(())
 }
 
-/// Reads some bytes; none at the end of the connection.
+/// Reads some bytes; returns 0 at the end of the connection.
 pub(super) async fn read_some(socket: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     socket.async_io(Interest::READABLE, || socket.try_read(buffer)).await
 }

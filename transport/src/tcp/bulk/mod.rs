@@ -1,11 +1,11 @@
-//! The bytes of files, on connections of their own, so that words never wait behind them.
+//! The bytes of files, on connections of their own, so that messages never wait behind them.
 //!
-//! It owns the map: `wire` (what is asked for and confirmed), `halves` (bytes between a socket and a file, which are
-//! `encrypted`, `authenticated`, or, without certificates, `plain`), `carry` (pushing and pulling), `serve` (the other end),
-//! `pool` (connections that wait for the next transfer).
+//! Owns: the modules. `wire` (requests and replies), `halves` (bytes between a socket and a file, which are `encrypted`, `authenticated`,
+//! or, without certificates, `plain`), `carry` (pushing and pulling), `serve` (the other end), `pool` (connections that wait for the next
+//! transfer).
 //!
-//! One connection carries pieces of any number of files, one after another. Each piece is asked for under a token, and
-//! confirmed when it is in the file; some are on the way at a time.
+//! A connection carries pieces of any number of files, one after another. Each piece is requested under a token, and confirmed when it is
+//! in the file. Several pieces are on the way at a time.
 
 mod authenticated;
 mod carry;

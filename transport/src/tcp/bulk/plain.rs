@@ -1,6 +1,6 @@
 //! Bytes between a socket and a file without protection: sendfile out, splice in.
 //!
-//! It owns the pipe. Only a link without certificates comes here (`halves::split`). Figures for the choices: design 0001.
+//! Owns: the pipe. Only a link without certificates comes here (`halves::split`). Figures for the choices: design 0001.
 
 use std::io;
 use std::ops::Range;
@@ -17,11 +17,11 @@ use super::halves::{BUFFER_BYTES, Failure, ended, read_some, send_all, unreadabl
 use crate::copy::write_at;
 use crate::link::{BytesSink, BytesSource};
 
-/// A pipe of this size took a quarter less CPU per byte than one of 256 KiB. It is also what an unprivileged process
-/// may ask for by default; what the system gives instead is used as it is.
+/// Size asked for the pipe. A pipe of 1 MiB took a quarter less CPU per byte than one of 256 KiB. An unprivileged process may by default
+/// ask for as much; a smaller pipe from the system is used as it is.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// The half that bytes leave by.
+/// The sending half.
 #[derive(Debug)]
 pub(crate) struct Out(pub(super) Arc<TcpStream>);
 
@@ -46,7 +46,7 @@ impl Out {
     }
 }
 
-/// sendfile's errors are of either side.
+/// Attributes an error of sendfile, which may come from either side.
 fn blame(error: io::Error) -> Failure {
     match Errno::from_io_error(&error) {
         Some(
@@ -64,7 +64,7 @@ fn blame(error: io::Error) -> Failure {
     }
 }
 
-/// The half that bytes come by.
+/// The receiving half.
 #[derive(Debug)]
 pub(crate) struct In {
     pub(super) socket: Arc<TcpStream>,
@@ -81,7 +81,7 @@ struct Pipe {
 impl Pipe {
     fn new() -> io::Result<Self> {
         let (out, into) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        // The system may give less, to processes without privileges that have many.
+        // The system may give less to unprivileged processes that have many pipes.
         let bytes = rustix::pipe::fcntl_setpipe_size(&into, PIPE_BYTES)
             .or_else(|_| rustix::pipe::fcntl_getpipe_size(&into))?;
         Ok(Self { out, into, bytes })
@@ -99,7 +99,7 @@ impl In {
 
     pub(super) async fn piece(&mut self, into: &dyn BytesSink, range: &Range<u64>) -> Result<(), Failure> {
         let mut at = range.start;
-        // Taken out, so that one that holds bytes of a piece that failed is not used again.
+        // Taken out, so that a pipe that holds bytes of a failed piece is not used again.
         let held = match self.pipe.take() {
             Some(pipe) => pipe,
             None => Pipe::new().map_err(|source| unwritable(source, range.end - at))?,

@@ -1,6 +1,6 @@
 //! Bulk connections that wait for the next transfer, so that a small file does not pay for opening one.
 //!
-//! It owns how many wait and for how long, and how many are opened at a time. Time is an argument.
+//! Owns: how many connections wait and for how long, and how many are opened at a time. Time is an argument.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,14 +13,14 @@ use crate::link::Address;
 use crate::tcp::BULK_STREAMS_MAX;
 use crate::tcp::strangers::UNPROVEN_PER_ORIGIN_MAX;
 
-/// How long one waits. Shorter than the other end's patience (`serve`), so that it is we who close it.
+/// How long a connection waits. Shorter than the other end's patience (`serve`), so that this end closes it.
 const WAITS: Duration = Duration::from_secs(10);
 
 /// Connections that wait for one address: as many as one transfer uses.
 const WAITING_MAX: usize = BULK_STREAMS_MAX;
 
-/// Connections to one address that are opened at a time. A restore may want a hundred at once; a handshake takes milliseconds,
-/// and the other end takes more than its share from one address for strangers.
+/// Connections to one address that are opened at a time. A restore may want a hundred at once. A handshake takes milliseconds, and the
+/// other end closes unproven connections of one address beyond its share.
 const OPENED_AT_ONCE_MAX: usize = 8;
 
 const _: () = assert!(
@@ -86,7 +86,7 @@ impl Pool {
         });
     }
 
-    /// Closes all, and each that is put here later.
+    /// Closes all waiting connections, and each that is returned later.
     pub(crate) fn close(&self) {
         *self.waiting() = Waiting { closed: true, ..Waiting::default() };
     }

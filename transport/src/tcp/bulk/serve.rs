@@ -1,6 +1,6 @@
-//! The answering end of a bulk connection: takes pieces in and gives pieces out, each under a token.
+//! The answering end of a bulk connection: receives and sends pieces, each under a token.
 //!
-//! It owns the order of steps for one piece and the patience with its sender. It does not own the tokens.
+//! Owns: the order of steps for one piece and the time limits for its sender. Does not own: the tokens.
 
 use std::io;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use crate::tcp::{Node, listen};
 /// How long a connection that proved no name may take to show that it holds a token.
 const FIRST: Duration = Duration::from_secs(30);
 
-/// How long one of a peer may wait for its next request: a pace may hold bytes back for minutes. That the other machine is
-/// gone is noticed long before.
+/// How long a peer's connection may wait for its next request: a pace may hold bytes back for minutes. If the other machine is gone, that
+/// is noticed long before.
 const IDLE: Duration = Duration::from_secs(600);
 
 /// How long one piece may take. A MiB over a bad 1 Mbit/s link fits.
 pub(crate) const PIECE: Duration = Duration::from_secs(30);
 
-/// Refusals in a row after which a connection is no use. Those of a token that was revoked under way are as many as
-/// pieces are on the way.
+/// Refusals in a row after which a connection is no use. If a token is revoked during a transfer, as many are refused as pieces are on the
+/// way.
 const REFUSALS_MAX: usize = 64;
 
 /// Serves one connection until it ends.
@@ -60,7 +60,7 @@ pub(crate) async fn serve(node: &Arc<Node>, mut stream: Stream, hello: Hello) ->
     Ok(())
 }
 
-/// Moves one piece, or says why not. An error ends the connection.
+/// Moves one piece, or returns why it was refused. An error ends the connection.
 async fn answer(
     checked: Result<Arc<Grant>, TokenRefusal>,
     request: &Request,
@@ -89,7 +89,7 @@ async fn answer(
                 Ok(()) => Ok(Ok(())),
                 Err(Failure::Connection(error)) => Err(error),
                 Err(Failure::File { source, .. }) => {
-                    // The bytes were promised; only the end of the connection says that they do not come.
+                    // The reply has promised the bytes; only the end of the connection says that they do not come.
                     refusal_of(&source, request);
                     Err(source)
                 }
@@ -110,7 +110,7 @@ fn reply(request: &Request, said: Result<(), TokenRefusal>) -> [u8; REPLY_BYTES]
     Reply { range: request.range.clone(), said }.encode()
 }
 
-/// What the other end hears of our file's failure; we log the rest.
+/// Returns the refusal that the other end gets for an error of this node's file, and logs the error unless the file is out of space.
 fn refusal_of(error: &io::Error, request: &Request) -> TokenRefusal {
     if Errno::from_io_error(error) == Some(Errno::NOSPC) {
         return TokenRefusal::NoSpace;

@@ -1,6 +1,6 @@
-//! What is asked for on a bulk connection, and how it is confirmed.
+//! Requests on a bulk connection, and their replies.
 //!
-//! It owns both layouts. It does not own whether a token is good for it (`token`), nor what protects them on the way
+//! Owns: both layouts. Does not own: whether a token allows a request (`token`), nor the protection on the way
 //! (`halves`).
 //!
 //! ```text
