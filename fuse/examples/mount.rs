@@ -1,7 +1,7 @@
 //! Mounts Tier-1 at a path without a daemon: nothing is sealed, uploaded or restored.
 //!
 //! `cargo run -p tidemark-fuse --example mount -- MOUNTPOINT [SIZE_MIB] [auto|passthrough|fallback]`
-//! For trying the mount by hand; ends when it is unmounted (`umount MOUNTPOINT`) and prints what was asked of it.
+//! For trying the mount by hand. Ends when it is unmounted (`umount MOUNTPOINT`) and prints the counts of its requests.
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The kernel's requests, each handed to the namespace and answered.
+//! Translates the kernel's requests into calls of the namespace, and answers them.
 //!
 //! Owns: the translation, request by request. Does not own: any behaviour (the namespace), the bytes
 //! (`handle`), the control files' content (`control_dir`).
@@ -34,7 +34,7 @@ use std::time::{Duration, SystemTime};
 use tidemark_keeper::closed_by;
 use tidemark_namespace::{Caller, FsError, Namespace, OpenOutcome, SetAttr};
 
-/// Largest file system block number statfs is asked in.
+/// Block size that statfs reports.
 const STATFS_BLOCK_BYTES: u32 = 4096;
 
 /// The longest name, in bytes.
@@ -48,9 +48,9 @@ pub(crate) const FILE_MODE_BITS: u32 = 0o1777;
 pub(crate) struct Adapter {
     pub(crate) shared: Arc<Shared>,
     pub(crate) workers: Workers,
-    /// Where backing files are registered; `None` in FALLBACK.
+    /// The device on which backing files are registered; `None` in FALLBACK.
     pub(crate) passthrough: Option<Arc<Device>>,
-    /// What the kernel and the daemon before this one agreed to; nothing more can be had of a mount that lives.
+    /// The flags that the kernel and the daemon before this one agreed on. A living mount grants no others.
     pub(crate) agreed_before: Option<InitFlags>,
 }
 
@@ -63,12 +63,12 @@ impl Adapter {
         &self.shared.namespace
     }
 
-    /// Why a name may not be changed: it is the control directory's, or nothing that is changed now is kept.
+    /// Returns why a name may not be changed: it belongs to the control directory, or the daemon keeps no more changes.
     fn refuse(&self, parent: INodeNo, name: &OsStr) -> Option<Errno> {
         refuse(parent, name).or_else(|| self.keeps_nothing())
     }
 
-    /// What a change is refused with once the daemon keeps nothing more.
+    /// Returns the error of every change once the daemon keeps no more changes.
     fn keeps_nothing(&self) -> Option<Errno> {
         self.ns().are_writers_refused().then_some(Errno::EROFS)
     }
@@ -82,7 +82,7 @@ impl Filesystem for Adapter {
                 let (device, namespace) = (Arc::clone(device), Arc::clone(&self.shared.namespace));
                 DataPath::Passthrough(BackingIds::new(Kernel { device, namespace }))
             }
-            // The probe saw it offered a moment ago.
+            // The probe saw the kernel offer passthrough a moment ago.
             Some(_) => return Err(io::Error::from_raw_os_error(libc::EPROTO)),
             None => DataPath::Fallback(Fallback::new(agreed.direct_io_allow_mmap)),
         };
@@ -380,7 +380,7 @@ impl Filesystem for Adapter {
         self.count(Opcode::Read);
         match self.shared.data() {
             DataPath::Fallback(files) => files.read(fh.0, offset, size, reply),
-            // The kernel reads the backing file itself; it has no reason to ask.
+            // The kernel reads the backing file itself; it has no reason to send READ.
             DataPath::Passthrough(_) => reply.error(Errno::EIO),
         }
     }
@@ -433,7 +433,7 @@ impl Filesystem for Adapter {
         }
         match self.ns().handle(fh.0) {
             Some(file) => self.shared.data().released(&file),
-            // Released before the daemon before this one died.
+            // Released before the previous daemon died.
             None if is_resent(request) => return reply.ok(),
             None => {}
         }
@@ -569,8 +569,8 @@ impl Filesystem for Adapter {
 
     fn getxattr(&self, _: &Request, node: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         self.count(Opcode::GetXattr);
-        // The kernel asks for security.capability before the first write after an open: answered without the
-        // namespace's lock, as nobody can store one.
+        // The kernel asks for security.capability before the first write after an open. Answered without the
+        // namespace's lock, as no program can store such an attribute.
         if ControlDir::owns(node.0) || name.as_bytes().starts_with(b"security.") {
             return reply.error(Errno::ENODATA);
         }
@@ -669,7 +669,7 @@ impl Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         self.count(Opcode::Other);
-        // Remembered by the kernel, which copies by splice instead, past us where there is passthrough.
+        // Remembered by the kernel, which copies by splice instead, without the daemon where there is passthrough.
         reply.error(Errno::ENOSYS);
     }
 }

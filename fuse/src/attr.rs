@@ -1,6 +1,6 @@
-//! Attributes: the namespace's into the kernel's.
+//! Attributes: translated from the namespace's form into the kernel's.
 //!
-//! Owns: the two forms an attribute is sent in, times, times to live. Does not own: the values (the namespace).
+//! Owns: the two forms in which an attribute is sent, times, times to live. Does not own: the values (the namespace).
 //!
 //! fuser 0.18 sends `attr.ino` as the node id of every reply that makes an entry known. After an overwrite of a
 //! file that is still open, a node keeps the old inode number for stat(2) but has a node id of its own: such a
@@ -11,30 +11,30 @@ use fuser::{FileAttr, FileType, INodeNo};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemark_namespace::{Attr, Kind, Special, Ttl};
 
-/// How long the kernel may believe an entry or attributes that only this mount changes. The kernel itself drops
-/// them on every change made through it; this bounds how long one made by the daemon (a hidden torn
-/// checkpoint, a restored file) stays unseen when its invalidation was lost.
+/// How long the kernel may believe an entry or attributes that only this mount changes. The kernel itself drops them on every change made
+/// through it. If the daemon makes a change (a hidden torn checkpoint, a restored file) and its invalidation is lost, the change stays
+/// unseen for at most this long.
 pub(crate) const TTL_DEFAULT: Duration = Duration::from_secs(1);
 
-/// st_blksize with passthrough, by which glibc's stdio and Python's `open` size their buffers: small writes are gathered to this,
-/// and a seek to a few bytes reads this much. `torch.load` of a mapped file seeks 17 times, and with 128 KiB copied 2 MB for it.
+/// st_blksize with passthrough, by which glibc's stdio and Python's `open` size their buffers: they gather small writes to this size, and a
+/// seek to a few bytes reads as much. `torch.load` of a mapped file seeks 17 times, and with 128 KiB copied 2 MB for it.
 pub(crate) const BLOCK_SIZE_PASSTHROUGH: u32 = 16 * 1024;
-/// st_blksize without: the kernel's page cache works in pages.
+/// st_blksize without passthrough: the kernel's page cache works in pages.
 pub(crate) const BLOCK_SIZE_FALLBACK: u32 = 4096;
 
 const NANOSECONDS: i128 = 1_000_000_000;
 
-/// For LOOKUP, CREATE, MKDIR, SYMLINK, LINK and READDIRPLUS: the number is the node id.
+/// Makes the attributes for LOOKUP, CREATE, MKDIR, SYMLINK, LINK and READDIRPLUS: the number is the node id.
 pub(crate) fn entry(attr: &Attr, block_size: u32) -> FileAttr {
     convert(attr, attr.node, block_size)
 }
 
-/// For GETATTR and SETATTR: the number is st_ino.
+/// Makes the attributes for GETATTR and SETATTR: the number is st_ino.
 pub(crate) fn stat(attr: &Attr, block_size: u32) -> FileAttr {
     convert(attr, attr.ino, block_size)
 }
 
-/// How long the entry and its attributes may be believed.
+/// Returns how long the kernel may believe the entry and its attributes.
 pub(crate) fn ttl(attr: &Attr) -> Duration {
     match attr.ttl {
         Ttl::Default if attr.ino == attr.node => TTL_DEFAULT,
@@ -42,7 +42,7 @@ pub(crate) fn ttl(attr: &Attr) -> Duration {
     }
 }
 
-/// The kernel's word for what a node is.
+/// Returns the kernel's type of a node.
 pub(crate) fn file_type(kind: Kind) -> FileType {
     match kind {
         Kind::File => FileType::RegularFile,
@@ -75,7 +75,7 @@ fn convert(attr: &Attr, number: u64, block_size: u32) -> FileAttr {
     }
 }
 
-/// st_rdev in the encoding that MKNOD brought it in.
+/// Returns st_rdev in the encoding that MKNOD used.
 fn device_number(kind: Kind) -> u32 {
     match kind {
         Kind::Special(Special::CharacterDevice(number) | Special::BlockDevice(number)) => number,
@@ -83,7 +83,7 @@ fn device_number(kind: Kind) -> u32 {
     }
 }
 
-/// What mknod(2) is to make besides regular files; none for what it cannot make.
+/// Returns the special file that mknod(2) requests, or `None` for a type that mknod cannot make.
 pub(crate) fn special(mode: u32, device_number: u32) -> Option<Special> {
     match mode & libc::S_IFMT {
         libc::S_IFIFO => Some(Special::Pipe),
@@ -94,17 +94,17 @@ pub(crate) fn special(mode: u32, device_number: u32) -> Option<Special> {
     }
 }
 
-/// Nanoseconds since 1970, before it too.
+/// Converts nanoseconds since 1970, before it too.
 pub(crate) fn system_time(ns: i64) -> SystemTime {
     let distance = Duration::from_nanos(ns.unsigned_abs());
     if ns >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
 }
 
-/// A time the kernel sent, as fuser 0.18 hands it on, in nanoseconds since 1970. Times beyond the years
-/// 1677..2262 become the nearest that 64 bits hold.
+/// Converts a time that the kernel sent, as fuser 0.18 passes it on, to nanoseconds since 1970. Times beyond the years 1677..2262 become
+/// the nearest that 64 bits hold.
 ///
-/// fuser takes the nanoseconds of a time before 1970 away instead of adding them (`system_time_from_time`):
-/// -1 s + 0.25 s comes as 1.25 s before 1970. That is undone here.
+/// For a time before 1970 fuser subtracts the nanoseconds instead of adding them (`system_time_from_time`): -1 s + 0.25 s comes as 1.25 s
+/// before 1970. The function undoes that.
 pub(crate) fn nanoseconds(time: SystemTime) -> i64 {
     let exact = match time.duration_since(UNIX_EPOCH) {
         Ok(after) => i128::from(after.as_secs()) * NANOSECONDS + i128::from(after.subsec_nanos()),

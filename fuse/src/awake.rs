@@ -1,11 +1,11 @@
 //! Keeps idle processors from sleeping while one request follows the other.
 //!
-//! Owns: when a busy spell of requests begins and ends, what it may hold of the time, and what it asks of the kernel
-//! (`/dev/cpu_dma_latency`, Documentation/power/pm_qos_interface.rst). Does not own: the requests.
+//! Owns: when a busy spell of requests begins and ends, for which share of the time it may keep processors awake, and the request to the
+//! kernel (`/dev/cpu_dma_latency`, Documentation/power/pm_qos_interface.rst). Does not own: the requests.
 //!
-//! A request wakes a thread of ours, and its answer wakes who asked. A processor that halted has to be woken first: in a virtual
-//! machine by its host, 17 to 35 µs each time, which was two thirds of what creating a small file took. The kernel is asked for
-//! quick processors only while requests come close together, and gets its quiet back a millisecond after the last one.
+//! A request wakes a thread of the daemon, and its answer wakes the program. A processor that halted has to be woken first: in a virtual
+//! machine by its host, 17 to 35 µs each time, which was two thirds of the cost of creating a small file. The daemon asks the kernel for
+//! quick processors only while requests come close together, and withdraws that a millisecond after the last one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -19,42 +19,42 @@ use tidemark_tier1::allowance::Allowance;
 const DEVICE: &str = "/dev/cpu_dma_latency";
 const DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";
 
-/// A processor of a virtual machine that may only poll has nobody to wake it (drivers/cpuidle/governors/haltpoll.c).
+/// On a virtual machine that may only poll, no host has to wake a processor (drivers/cpuidle/governors/haltpoll.c).
 const POLL_US: i32 = 0;
-/// Elsewhere the first sleep (C1) takes about this to leave, and saves most of what there is to save.
+/// Elsewhere the first sleep (C1) takes about this time to leave, and saves most of the possible energy.
 const LIGHT_SLEEP_US: i32 = 2;
 /// `PM_QOS_DEFAULT_VALUE`, include/linux/pm_qos.h: nothing is asked for.
 const NO_REQUEST: i32 = -1;
 
-/// Requests that follow each other within this belong together. A woken thread and its answer take less, halted processors included.
+/// Requests that follow each other within this time belong together. A woken thread and its answer take less, halted processors included.
 const TOGETHER: Duration = Duration::from_millis(1);
-/// This many of them begin a spell: a lone `stat` or `ls` does not.
+/// Number of such requests that begin a spell: a lone `stat` or `ls` does not.
 const SPELL_REQUESTS: u32 = 4;
-/// Idle processors are kept awake for so much at once, a save of 50,000 small files, and then half of the time, however many
-/// requests come.
+/// The longest time at once for which idle processors are kept awake: a save of 50,000 small files. After that they are kept awake half of
+/// the time, however many requests come.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
-/// Knows when requests come close together. Cheap for those that answer them: one read of the clock and two relaxed stores.
+/// Notices when requests come close together. Costs each request one read of the clock and two relaxed stores.
 #[derive(Debug)]
 pub(crate) struct Awake {
     began: Instant,
-    /// Of the last request, in nanoseconds since `began`.
+    /// Time of the last request, in nanoseconds since `began`.
     last_ns: AtomicU64,
     together: AtomicU32,
-    /// The keeper of the spell sleeps, and wants to be woken for one.
+    /// Whether the thread that keeps spells sleeps, and must be woken for the next one.
     resting: AtomicBool,
     held_ns: AtomicU64,
     keeper: Option<Thread>,
 }
 
 impl Awake {
-    /// Never asks for anything.
+    /// Makes one that never asks the kernel for anything.
     pub(crate) fn off() -> Arc<Self> {
         Arc::new(Self::new(None))
     }
 
-    /// Starts the thread that asks, which ends with the last reference. Where the kernel has nobody to ask, or may not be asked,
-    /// it is as if it was off.
+    /// Starts the thread that asks the kernel; the thread ends with the last reference. If the kernel has no such device or denies access,
+    /// returns one that is off.
     pub(crate) fn start() -> io::Result<Arc<Self>> {
         let device = match OpenOptions::new().write(true).open(DEVICE) {
             Ok(device) => device,
@@ -85,7 +85,7 @@ impl Awake {
         }
     }
 
-    /// A request has come.
+    /// Counts a request.
     pub(crate) fn request(&self) {
         let Some(keeper) = &self.keeper else { return };
         let now_ns = self.now_ns();
@@ -103,7 +103,7 @@ impl Awake {
         }
     }
 
-    /// How long idle processors were kept awake, over all spells that are over.
+    /// Returns how long idle processors were kept awake, over all finished spells.
     pub(crate) fn held(&self) -> Duration {
         Duration::from_nanos(self.held_ns.load(Ordering::Relaxed))
     }
@@ -163,7 +163,7 @@ fn keep(awake: &Weak<Awake>, device: &File) {
     }
 }
 
-/// Asks for processors that wake within `latency_us`; the request ends with the descriptor, however this process ends.
+/// Asks for processors that wake within `latency_us`. The request ends with the descriptor, however this process ends.
 fn ask(mut device: &File, latency_us: i32) -> io::Result<()> {
     device.write_all(&latency_us.to_ne_bytes())
 }
@@ -186,7 +186,7 @@ mod tests {
             thread::sleep(2 * TOGETHER);
         }
         assert!(awake.resting.load(Ordering::Relaxed), "a lone request now and then is no spell");
-        // A machine that takes longer between two of them in each of a hundred tries is too busy to be asked.
+        // A machine that takes longer between two requests in each of a hundred tries is too busy to be asked.
         let begun = (0..100).any(|_| {
             (0..SPELL_REQUESTS).for_each(|_| awake.request());
             !awake.resting.load(Ordering::Relaxed)
@@ -194,7 +194,7 @@ mod tests {
         assert!(begun);
     }
 
-    /// What the kernel goes by now, whoever asked.
+    /// Returns the latency that the kernel uses now, whichever process asked.
     fn in_force_us() -> i32 {
         let mut value = [0; 4];
         File::open(DEVICE).unwrap().read_exact(&mut value).unwrap();
@@ -205,7 +205,7 @@ mod tests {
     fn the_kernel_is_asked_while_requests_come_and_not_afterwards() {
         let awake = Awake::start().unwrap();
         if awake.keeper.is_none() {
-            // Nobody to ask here: no device, or not for us.
+            // No device here, or no access.
             assert!(OpenOptions::new().write(true).open(DEVICE).is_err());
             return;
         }

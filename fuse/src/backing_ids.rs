@@ -1,14 +1,15 @@
-//! Which backing file is registered for passthrough under which id.
+//! The passthrough ids of backing files.
 //!
-//! Owns: the ids in use and which handles each serves. Does not own: the backing files (Tier-1), the decision which file
-//! an inode has, the journal that the ids are written to (the namespace).
+//! Owns: the ids in use and which handles each serves. Does not own: the backing files (Tier-1), the choice of an inode's file, the journal
+//! that the ids are written to (the namespace).
 //!
-//! The kernel wants one id per inode for as long as any file of it is open: a second id for the same inode
-//! fails the open with EIO (fs/fuse/iomode.c). An inode and its backing file belong together while a handle
-//! is open, so ids are kept by backing file: then the order in which a last release and the next open are
-//! processed does not matter. An id is journaled before the kernel is told of it, so that the next daemon on the same
-//! device uses the same one; and that it is given back is journaled before it is, so that the next daemon does not answer
-//! an open with an id that the kernel knows no more, which fails with EIO too.
+//! The kernel wants one id per inode for as long as any file of it is open: a second id for the same inode fails the open with EIO
+//! (fs/fuse/iomode.c). An inode and its backing file belong together while a handle is open, so ids are kept by backing file: then the
+//! order in which a last release and the next open are processed does not matter.
+//!
+//! An id is journaled before the kernel gets it, so that the next daemon on the same device uses the same one. Giving an id back is
+//! journaled first, too: otherwise the next daemon might answer an open with an id that the kernel no longer knows, which fails with EIO
+//! too.
 
 use crate::device::Device;
 use std::collections::hash_map::Entry;
@@ -18,19 +19,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use tidemark_namespace::Namespace;
 
-/// A daemon that dies between registering an id and journaling it, or between journaling that it is given back and doing
-/// so, leaves an id that nobody knows and that keeps a file's pages alive. The kernel counts ids up (`idr_alloc_cyclic`,
-/// fs/fuse/backing.c), so such an id lies just below the next one it gives: of the first kind more are not registered
-/// while one thread is between the two. One of the second kind may be older, and is then there until the mount ends.
+/// The most ids tried at a takeover. A daemon may die between registering an id and journaling it, or between journaling its return and
+/// giving it back. Either leaves an unknown id that keeps a file's pages alive. The kernel counts ids up (`idr_alloc_cyclic`,
+/// fs/fuse/backing.c), so an id of the first kind lies just below the next one: no more are registered while one thread is between the two
+/// steps. An id of the second kind may be older, and then stays until the mount ends.
 const UNKNOWN_IDS_MAX: u32 = 4096;
 
-/// Where backing ids come from and are written down; the kernel and the namespace, or a fake in tests.
+/// Source and journal of backing ids: the kernel and the namespace, or a fake in tests.
 pub(crate) trait Registry {
     /// Registers an open file for passthrough. Needs CAP_SYS_ADMIN. About 3 µs.
     fn open(&self, file: BorrowedFd<'_>) -> io::Result<u32>;
     /// Gives an id back. Open files that were answered with it keep their own reference.
     fn close(&self, id: u32) -> io::Result<()>;
-    /// Journals the id of a backing file, or that it has none any more.
+    /// Journals the id of a backing file, or that the file has none any more.
     fn note(&self, number: u64, id: Option<u32>) -> io::Result<()>;
 }
 
@@ -73,9 +74,8 @@ impl<R: Registry> BackingIds<R> {
         Self { registry, held: Mutex::default() }
     }
 
-    /// Takes up what a daemon before this one journaled: ids, and which handle has which backing file. Ids without a
-    /// handle are given back, and so are those that it registered last and did not come to journal. `spare` is asked for a
-    /// descriptor to learn the next id with.
+    /// Recovers the journal of the previous daemon: ids, and which handle has which backing file. Gives back ids without a handle, and ids
+    /// that the previous daemon registered last and did not journal. `spare` opens a descriptor that is registered to learn the next id.
     pub(crate) fn take_up(
         &self,
         ids: &[(u64, u32)],
@@ -102,10 +102,10 @@ impl<R: Registry> BackingIds<R> {
         Ok(())
     }
 
-    /// The id for open file `fh` of backing file `number`; the same for the same handle, however often it is asked.
-    /// `read_fd` is asked for a read-only descriptor of it when it has no id yet: the kernel opens the file anew for each
-    /// open, and a writable descriptor of ours would hide whether anyone else still has one. It is closed before this
-    /// returns; the registration needs none.
+    /// Returns the id for open file `fh` of backing file `number`; repeated calls for one handle return the same id. If the file has no id
+    /// yet, calls `read_fd` for a read-only descriptor: the kernel opens the file anew for each open, and a writable descriptor of the
+    /// daemon would hide whether another process still has one. The descriptor is closed before this returns; the registration does not
+    /// need it.
     pub(crate) fn acquire(
         &self,
         number: u64,
@@ -121,7 +121,7 @@ impl<R: Registry> BackingIds<R> {
             Entry::Vacant(entry) => {
                 let id = self.registry.open(read_fd()?.as_fd())?;
                 if let Err(error) = self.registry.note(number, Some(id)) {
-                    // Nobody was told of it.
+                    // The kernel did not get the id.
                     self.close(number, id);
                     return Err(error);
                 }
@@ -131,19 +131,19 @@ impl<R: Registry> BackingIds<R> {
         }
     }
 
-    /// Open file `fh` of backing file `number` is gone; the last one gives the id back. A handle that has none does
-    /// nothing: a release may be asked again of another daemon.
+    /// Notes that open file `fh` of backing file `number` is gone. The last one gives the id back. Does nothing for a handle without an id:
+    /// a release may be sent again to another daemon.
     pub(crate) fn release(&self, number: u64, fh: u64) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let Entry::Occupied(mut entry) = held.entry(number) else { return };
         entry.get_mut().handles.remove(&fh);
-        // Under the lock: the next open of this file must find it noted after this.
+        // Under the lock: the next open of this file must be journaled after this.
         if entry.get().handles.is_empty() && self.give_back(number, entry.get().id) {
             entry.remove();
         }
     }
 
-    /// Whether it is given back; else it stays for the next open of this file, or for the next daemon.
+    /// Gives an id back and returns whether that worked; otherwise it stays for the next open of this file, or for the next daemon.
     fn give_back(&self, number: u64, id: u32) -> bool {
         if let Err(error) = self.registry.note(number, None) {
             tracing::warn!(id, number, %error, "a passthrough id is kept: that it is given back is not in the journal");
@@ -160,7 +160,7 @@ impl<R: Registry> BackingIds<R> {
         }
     }
 
-    /// How many ids are registered now.
+    /// Returns the number of ids that are registered now.
     #[cfg(test)]
     fn registered(&self) -> usize {
         self.held.lock().unwrap().len()

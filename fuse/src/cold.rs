@@ -1,16 +1,14 @@
 //! Opens and resizes that may take long, kept off the threads that answer requests.
 //!
-//! Owns: the worker threads and what waits for them. Does not own: fetching ([`Host`]), what an open gives
-//! (the namespace).
+//! Owns: the worker threads and the calls that wait for them. Does not own: fetching ([`Host`]), the result of an open (the namespace).
 //!
-//! Three things take long. A file whose bytes are elsewhere must be fetched first. An open for writing or a
-//! resize may have to copy frozen bytes, or wait for another program's last close, whose RELEASE must then
-//! find a free thread. And what finds no room waits, bounded, for memory that is on its way back. In each case
-//! the reply object moves to a worker and is answered there. Fetches have threads of their own, so that a slow
-//! tier does not hold up programs that write, and so have calls that ask other nodes or wait for room (`room`). Threads and
-//! queues are bounded; what does not fit is refused with EAGAIN rather than left waiting for ever.
+//! Three kinds of calls take long. If a file's bytes are elsewhere, they must be fetched first. An open for writing or a resize may have to
+//! copy frozen bytes, or wait for another program's last close, whose RELEASE must then find a free thread. A call without room waits, up
+//! to a limit, for memory that is being freed. In each case the reply object moves to a worker and is answered there. Fetches have threads
+//! of their own, so that a slow tier does not hold up programs that write. So have calls that ask other nodes or wait for room (`room`).
+//! Threads and queues are bounded; a call that does not fit is refused with EAGAIN rather than left waiting for ever.
 //!
-//! A call keeps its leave while it changes bytes, not while it waits for them or for their memory.
+//! A call keeps its leave while it changes bytes, not while it waits for bytes or for memory.
 //!
 //! [`Host`]: crate::Host
 
@@ -33,27 +31,29 @@ const FETCH_THREADS: usize = 16;
 /// Opens for writing and resizes at once: as many as a node has ranks, so that they do not wait for each other.
 const CHANGE_THREADS: usize = 8;
 
-/// Calls that wait for what other nodes say of names, or for room: as many as a node has ranks and data loaders at a moment.
+/// Threads for calls that wait for other nodes' answers about names, or for room: as many as a node has ranks and data loaders at a moment.
 const ASK_THREADS: usize = 16;
 
-/// The same with those that are added where all wait, and stay. While nobody coordinates each look-up of what is not there holds a thread for up
-/// to 20 s, and a save goes on beside them: 8 ranks with 32 data loaders each. One that sleeps takes some tens of KiB.
+/// The same including threads that are added when all wait, and then stay. While there is no coordinator, each look-up of a missing name
+/// holds a thread for up to 20 s, and a save continues beside them: 8 ranks with 32 data loaders each. A sleeping thread takes some tens of
+/// KiB.
 const ASK_THREADS_MAX: usize = 256;
 
-/// They change and send names, which takes little; what they copy lies elsewhere. Below 2 MiB no huge page lies under a stack.
+/// Stack of these threads. Changing and sending names takes little; copied bytes lie elsewhere. Below 2 MiB no huge page lies under a
+/// stack.
 const ASK_STACK_BYTES: usize = 1 << 20;
 
-/// What waits for a thread, for each of the two. More than a node has data loaders.
+/// The most jobs that wait for a thread, for each of the queues. More than a node has data loaders.
 const QUEUE_MAX: usize = 4096;
 
-/// A file fetched and reclaimed again before its open was finished, this often, means that memory is too
-/// small for what is being opened.
+/// The most attempts of an open. If a file is fetched and reclaimed again before its open is finished, this often, memory is too small for
+/// the open.
 const ATTEMPTS_MAX: u32 = 4;
 
-/// Something that waits for a worker, with the reply it owes.
+/// A job that waits for a worker, with its pending reply.
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// A look-up before which the names of a file go to a new one.
+    /// A look-up before which a worker has to move the names of a file to a new node.
     LookupAnew { caller: Caller, place: Place, reply: ReplyEntry },
     /// An open that may change bytes.
     Open { caller: Caller, node: NodeId, flags: i32, leave: Leave, reply: ReplyOpen },
@@ -63,18 +63,18 @@ pub(crate) enum Job {
     OpenUnverified { caller: Caller, node: NodeId, flags: i32, reply: ReplyOpen },
     /// A setattr that sets a size.
     Resize { caller: Caller, node: NodeId, change: SetAttr, leave: Leave, reply: ReplyAttr },
-    /// A computed attribute: whoever knows it may be busy, and may itself wait for a request to be answered.
+    /// A computed attribute: its provider may be busy, and may itself wait for a request to be answered.
     GetXattr { node: NodeId, name: Vec<u8>, size: u32, reply: ReplyXattr },
-    /// A call on names that other nodes have to be asked about, or one that found no room.
+    /// A call on names that other nodes have to be asked about, or one without room.
     Names(Call, Counted),
     /// A setattr that sets a size, of a file whose bytes must be fetched or verified.
     ResizeLater {
-        /// None where they are here, and nobody has looked at them.
+        /// `None` if the bytes are here, but unverified.
         cold: Option<ColdFile>,
         caller: Caller,
         node: NodeId,
         change: SetAttr,
-        /// What leave is to be got for once they are here.
+        /// The leave to get once the bytes are here.
         wanted: Option<Wanted>,
         reply: ReplyAttr,
     },
@@ -88,24 +88,25 @@ pub(crate) struct Workers {
     shared: Arc<Shared>,
 }
 
-/// Where those that change bytes pass on what takes longer than they may.
+/// The queues to which the threads that change bytes pass calls that take longer than they may.
 #[derive(Debug, Clone)]
 struct Onward {
     fetching: SyncSender<Job>,
     asking: Askers,
 }
 
-/// The threads that ask other nodes, and wait for room. They nearly always only wait, so that one more is made where a call finds none.
+/// The threads that ask other nodes, and wait for room. Nearly always all of them only wait, so that another is started where a call
+/// finds none free.
 #[derive(Debug, Clone)]
 struct Askers {
     queue: SyncSender<Job>,
     waiting: Arc<Mutex<Receiver<Job>>>,
-    /// Calls that were handed over and have not ended.
+    /// Calls that were queued and have not ended.
     calls: Arc<AtomicUsize>,
     threads: Arc<AtomicUsize>,
 }
 
-/// Counts a call until it is dropped with it.
+/// Counts a call; dropping it ends the count.
 #[derive(Debug)]
 pub(crate) struct Counted(Arc<AtomicUsize>);
 
@@ -133,7 +134,7 @@ impl Askers {
         Ok(())
     }
 
-    /// Counts a call that is about to be handed over, and makes a thread for it where each has one.
+    /// Counts a call that is about to be queued, and starts a thread for it if all threads are busy.
     fn count(&self, shared: &Arc<Shared>) -> Counted {
         let calls = self.calls.fetch_add(1, Ordering::AcqRel) + 1;
         let counted = Counted(Arc::clone(&self.calls));
@@ -199,7 +200,7 @@ fn put(shared: &Shared, queue: &SyncSender<Job>, job: Job) {
     }
 }
 
-/// `onward`: for those that change bytes; the others pass nothing on.
+/// Starts the threads of one queue. `onward`: for the threads that change bytes; the others pass no calls on.
 fn start(
     threads: usize,
     name: &str,
@@ -273,7 +274,7 @@ fn look_up_anew(shared: &Arc<Shared>, onward: &Onward, caller: Caller, place: Pl
     }
 }
 
-/// An open that may change bytes.
+/// Carries out an open that may change bytes.
 fn open(
     shared: &Arc<Shared>,
     onward: &Onward,
@@ -315,7 +316,7 @@ fn answer_opened(
 ) {
     match opened {
         Ok((OpenOutcome::Ready(file), leave)) => {
-            // Whoever opens it elsewhere from now on is to wait for what is written here.
+            // If another node opens the file from now on, that node must wait for the bytes that are written here.
             leave.announced();
             shared.namespace.wait_for_expected(&file);
             shared.answer_open(caller.request, &file, reply);
@@ -330,7 +331,7 @@ fn answer_opened(
     }
 }
 
-/// What came of a new size.
+/// The outcome of setting a size.
 enum Resized {
     Done(Attr),
     /// The bytes have to be fetched first.
@@ -340,7 +341,8 @@ enum Resized {
 }
 
 impl Resized {
-    /// What is to be fetched before it is tried again; the size where it was set.
+    /// Returns the attributes if the size was set; otherwise the file to fetch before the next try, or `None` where its bytes must be
+    /// verified.
     fn done(self) -> Result<Attr, Option<ColdFile>> {
         match self {
             Self::Done(attr) => Ok(attr),
@@ -350,7 +352,7 @@ impl Resized {
     }
 }
 
-/// Whether a change keeps bytes that a file has. To empty it takes none of them, whatever they are.
+/// Returns whether a change keeps some of a file's bytes. Emptying a file keeps none, so their state does not matter.
 fn keeps_bytes(change: &SetAttr) -> bool {
     change.size.is_some_and(|size_bytes| size_bytes > 0)
 }
@@ -383,7 +385,7 @@ fn resize(
     }
 }
 
-/// Sets a size once. Where it is sent back to the names, the kernel has forgotten them by then.
+/// Sets a size once. If the namespace sends the kernel back to the names, the kernel has forgotten them when this returns.
 fn try_resize(shared: &Shared, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Resized, FsError> {
     if keeps_bytes(change) && shared.namespace.is_unverified(node) {
         return Ok(Resized::Unverified);
@@ -415,7 +417,8 @@ fn answer_resized(
     }
 }
 
-/// An open that may change bytes. Where it is sent back to the names, the kernel has forgotten them by then.
+/// Opens a file whose bytes the caller may change. If the namespace sends the kernel back to the names, the kernel has forgotten them when
+/// this returns.
 fn open_to_write(shared: &Shared, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenOutcome, FsError> {
     let opened = shared.namespace.open(caller, node, flags);
     if matches!(opened, Err(FsError::Stale)) {
@@ -424,8 +427,8 @@ fn open_to_write(shared: &Shared, caller: &Caller, node: NodeId, flags: i32) -> 
     opened
 }
 
-/// An open whose bytes were brought in without leave, since that takes long: one that may change them has leave from here on, and is
-/// told before it is answered. What was fetched may be old by then.
+/// Opens a file whose bytes were fetched without leave, since that takes long. If the open may change bytes, gets leave first, and
+/// announces the open to other nodes before it is answered. The fetched bytes may be old by then.
 fn open_with_leave(
     shared: &Shared,
     caller: &Caller,
@@ -446,7 +449,8 @@ fn open_with_leave(
     Ok(opened)
 }
 
-/// Brings a file's bytes in. One that changed meanwhile is looked at again: it may be here, or its names lead elsewhere.
+/// Fetches the bytes of a file. If the file changed meanwhile, the caller opens it again: the file may be here, or its names lead
+/// elsewhere.
 fn fetch(shared: &Shared, cold: ColdFile) -> Result<(), FsError> {
     match shared.host.fetch(cold) {
         Err(FsError::Stale) => Ok(()),
@@ -473,7 +477,7 @@ fn fetch_and_open(
     Err(reclaimed(node))
 }
 
-/// Bytes that lay in Tier-1 while no daemon looked after them are looked at before anybody gets to see them.
+/// Verifies bytes that lay in Tier-1 while no daemon ran, before any program reads them.
 fn make_sure(shared: &Shared, node: NodeId) -> Result<(), FsError> {
     if shared.namespace.is_unverified(node) { shared.host.verify(node) } else { Ok(()) }
 }
@@ -490,7 +494,7 @@ fn verify_and_open(shared: &Shared, caller: &Caller, node: NodeId, flags: i32) -
     Err(reclaimed(node))
 }
 
-/// The bytes are brought in and verified without leave, as those of an open are.
+/// Fetches and verifies the bytes without leave, as for an open, and then sets the size.
 fn fetch_and_resize(
     shared: &Shared,
     mut cold: Option<ColdFile>,

@@ -1,10 +1,10 @@
 //! `/ckpt/.tidemark/`, the directory through which programs talk to the daemon with open and read.
 //!
-//! Owns: its nodes, its open files. Does not own: what is in the files ([`Host`]).
+//! Owns: its nodes, its open files. Does not own: the content of the files ([`Host`]).
 //!
-//! The directory is virtual: it is found by name, but a listing of the root does not show it, so that nothing
-//! that walks the tree copies it or deletes it. A file's content is fixed when it is opened. Sizes are shown as 0,
-//! as in /proc, because the content is made at open; direct I/O makes readers go on until the end of it.
+//! The directory is virtual: a look-up finds it, but a listing of the root does not show it, so that no program that
+//! walks the tree copies or deletes it. A file's content is fixed when it is opened. Sizes are shown as 0, as in /proc,
+//! because the content is made at open; with direct I/O readers go on until the end of the content.
 
 use crate::attr;
 use crate::host::Host;
@@ -22,14 +22,14 @@ use tidemark_namespace::Namespace;
 /// The directory's name in the root.
 pub(crate) const NAME: &[u8] = b".tidemark";
 
-/// Node ids from here on are ours; the namespace counts up from 1 and never gets here.
+/// The first node id of the directory; the namespace counts up from 1 and never gets here.
 const FIRST_NODE: u64 = 0xffff_ff00_0000_0000;
 const DIRECTORY: u64 = FIRST_NODE;
 
-/// Handles with this bit are ours; the namespace counts up from 1.
+/// The bit that marks handles of the directory; the namespace counts up from 1.
 const HANDLE_BIT: u64 = 1 << 63;
 
-/// Distinct names ever given a node. The host's list is a handful; this bounds one that changes.
+/// The most distinct names that get a node. The host's list is a handful; this bounds a list that changes.
 const NAMES_MAX: usize = 4096;
 
 /// The virtual directory of one mount.
@@ -58,27 +58,27 @@ impl ControlDir {
         }
     }
 
-    /// The node is the directory or one of its files.
+    /// Returns whether the node is the directory or one of its files.
     pub(crate) fn owns(node: u64) -> bool {
         node >= FIRST_NODE
     }
 
-    /// The handle is of one of its files.
+    /// Returns whether the handle belongs to one of its files.
     pub(crate) fn owns_handle(handle: u64) -> bool {
         handle & HANDLE_BIT != 0
     }
 
-    /// The name that nothing else in the root may have.
+    /// Returns whether the name is reserved in the root.
     pub(crate) fn is_reserved(parent: u64, name: &[u8]) -> bool {
         parent == INodeNo::ROOT.0 && name == NAME
     }
 
-    /// Attributes of the directory itself.
+    /// Returns the attributes of the directory itself.
     pub(crate) fn directory(&self) -> FileAttr {
         self.attributes(DIRECTORY)
     }
 
-    /// A file by name; `None` when the host has no such file.
+    /// Returns the attributes of a file by name; `None` when the host has no such file.
     pub(crate) fn lookup(&self, name: &[u8]) -> Option<FileAttr> {
         let name = std::str::from_utf8(name).ok()?;
         self.host
@@ -89,17 +89,18 @@ impl ControlDir {
             .map(|node| self.attributes(node))
     }
 
-    /// Attributes by node; `None` for a node never given out.
+    /// Returns the attributes of a node; `None` for a node that was never assigned.
     pub(crate) fn attr(&self, node: u64) -> Option<FileAttr> {
         (node == DIRECTORY || self.name_of(node).is_some()).then(|| self.attributes(node))
     }
 
-    /// The directory's content: node and name.
+    /// Lists the directory's content: node and name.
     pub(crate) fn list(&self) -> Vec<(u64, String)> {
         self.host.control_files().into_iter().filter_map(|name| Some((self.node_of(&name)?, name))).collect()
     }
 
-    /// Lists it from after `cookie`: its files, with cookies after `last`, and the directory of what is torn.
+    /// Lists the directory from after `cookie`: its files, with cookies after `last`, and the directory of torn
+    /// checkpoints.
     pub(crate) fn fill(&self, namespace: &Namespace, (last, cookie): (u64, u64), reply: &mut ReplyDirectory) {
         let files =
             self.list().into_iter().map(|(node, name)| (node, FileType::RegularFile, name.into_bytes()));
@@ -112,7 +113,8 @@ impl ControlDir {
         }
     }
 
-    /// As [`ControlDir::fill`], with attributes; what is torn is looked up once more for it.
+    /// Lists as [`ControlDir::fill`] does, with attributes, for which it looks up the torn checkpoints' directory once
+    /// more.
     pub(crate) fn fill_plus(
         &self,
         namespace: &Namespace,
@@ -139,7 +141,7 @@ impl ControlDir {
         }
     }
 
-    /// Fixes the content and gives a handle to it; `None` when the file is gone.
+    /// Fixes the content and returns a handle to it; `None` when the file is gone.
     pub(crate) fn open(&self, node: u64) -> Option<u64> {
         let content = self.host.control_read(&self.name_of(node)?)?;
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
@@ -147,7 +149,7 @@ impl ControlDir {
         Some(handle)
     }
 
-    /// The content of an open file and the part of it that a read asked for.
+    /// Returns the content of an open file and the range that a read requested.
     pub(crate) fn read(&self, handle: u64, offset: u64, size: u32) -> Option<(Arc<[u8]>, Range<usize>)> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let content = Arc::clone(open.get(&handle)?);

@@ -1,4 +1,4 @@
-//! Small translations between the kernel's words and ours.
+//! Small translations between the kernel's types and Tidemark's.
 //!
 //! Owns: callers, times, and the answers that many requests share. Does not own: any request (`adapter`).
 
@@ -21,20 +21,21 @@ pub(crate) fn caller(request: &Request) -> Caller {
     }
 }
 
-/// Set in a request's number when the kernel sends it again (FUSE_UNIQUE_RESEND, include/uapi/linux/fuse.h).
+/// The bit in a request's number that the kernel sets when it sends the request again (FUSE_UNIQUE_RESEND,
+/// include/uapi/linux/fuse.h).
 const RESENT: u64 = 1 << 63;
 
-/// The kernel's number of a request, the same however often it is sent.
+/// Returns the kernel's number of a request, which is the same however often it is sent.
 pub(crate) fn request_id(request: &Request) -> RequestId {
     request.unique().0 & !RESENT
 }
 
-/// The request was sent to a daemon before, which may have carried it out.
+/// Returns whether the request was sent to a daemon before, which may have carried it out.
 pub(crate) fn is_resent(request: &Request) -> bool {
     request.unique().0 & RESENT != 0
 }
 
-/// CLOCK_REALTIME in nanoseconds since 1970.
+/// Returns CLOCK_REALTIME in nanoseconds since 1970.
 pub(crate) fn now_ns() -> i64 {
     let now = clock_gettime(ClockId::Realtime);
     now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
@@ -47,7 +48,7 @@ pub(crate) fn answer_empty(result: Result<(), FsError>, reply: ReplyEmpty) {
     }
 }
 
-/// A changed name must not be the control directory's, nor in it.
+/// Refuses a change of a name that is the control directory's, or in it.
 pub(crate) fn refuse(parent: INodeNo, name: &OsStr) -> Option<Errno> {
     if ControlDir::owns(parent.0) {
         Some(Errno::EROFS)

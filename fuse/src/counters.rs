@@ -1,14 +1,14 @@
-//! How many requests of each kind the kernel sent us.
+//! Counts the kernel's requests of each kind.
 //!
-//! Owns: the counters and their names. Does not own: where they are published (the daemon's metrics).
-//! They are the proof that passthrough works: a save must leave READ and WRITE at zero.
+//! Owns: the counters and their names. Does not own: where they are published (the daemon's metrics). The counters are
+//! the proof that passthrough works: a save must leave READ and WRITE at zero.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! opcodes {
     ($($name:ident => $text:literal,)+) => {
-        /// One kind of kernel request, named as in `include/uapi/linux/fuse.h` without the `FUSE_` prefix.
+        /// A kind of kernel request, named as in `include/uapi/linux/fuse.h` without the `FUSE_` prefix.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Opcode { $($name,)+ }
 
@@ -16,7 +16,7 @@ macro_rules! opcodes {
             /// Every opcode that is counted, in declaration order.
             pub const ALL: &'static [Self] = &[$(Self::$name,)+];
 
-            /// The kernel's name for it, upper case, as metrics and `status` show it.
+            /// Returns the kernel's name for the opcode, upper case, as metrics and `status` show it.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }
@@ -61,7 +61,7 @@ opcodes! {
 
 const OPCODES: usize = Opcode::ALL.len();
 
-/// The live counters; shared by all session threads. One relaxed add a request.
+/// The live counters, shared by all session threads. A request costs one relaxed add.
 #[derive(Default)]
 pub(crate) struct RequestCounters {
     counts: [AtomicU64; OPCODES],
@@ -83,26 +83,26 @@ impl fmt::Debug for RequestCounters {
     }
 }
 
-/// Requests counted since the mount began. Taken without stopping anything, so two counters may differ by
-/// the requests that arrived between reading the one and the other.
+/// Requests counted since the mount began. Read without stopping anything, so two counters may differ by the requests
+/// that arrived between reading the one and the other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Counters {
     counts: [u64; OPCODES],
 }
 
 impl Counters {
-    /// Requests of this kind since the mount began.
+    /// Returns the requests of this kind since the mount began.
     #[must_use]
     pub fn get(&self, opcode: Opcode) -> u64 {
         self.counts[opcode as usize]
     }
 
-    /// Every opcode with its count, zeros included.
+    /// Iterates over every opcode with its count, zeros included.
     pub fn iter(&self) -> impl Iterator<Item = (Opcode, u64)> + '_ {
         Opcode::ALL.iter().map(|&opcode| (opcode, self.get(opcode)))
     }
 
-    /// What came after `earlier`, which must be of the same mount.
+    /// Returns the counts since `earlier`, which must be of the same mount.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self { counts: std::array::from_fn(|i| self.counts[i].saturating_sub(earlier.counts[i])) }

@@ -16,7 +16,7 @@ const BACKING_CLOSE: Opcode = opcode::write::<u32>(229, 2);
 /// `FUSE_NOTIFY_RESEND`, include/uapi/linux/fuse.h.
 const NOTIFY_RESEND: i32 = 7;
 
-/// One mount's `/dev/fuse`.
+/// The `/dev/fuse` descriptor of one mount.
 #[derive(Debug)]
 pub(crate) struct Device {
     fd: OwnedFd,
@@ -48,7 +48,7 @@ impl Device {
         unsafe { rustix::ioctl::ioctl(&self.fd, request) }.map_err(io::Error::from)
     }
 
-    /// Asks the kernel for every request again that was read and not answered (FUSE_NOTIFY_RESEND, Linux 6.9).
+    /// Asks the kernel to send again every request that was read and not answered (FUSE_NOTIFY_RESEND, Linux 6.9).
     pub(crate) fn resend(&self) -> io::Result<()> {
         // `fuse_out_header`: length, the notification's code in the place of the error, no request.
         let mut header = [0; 16];

@@ -1,4 +1,4 @@
-//! What a listing is answered with.
+//! Answers to requests for a listing.
 //!
 //! Owns: the two entries that every listing begins with, and filling an answer. Does not own: where a listing ends (`listing`), the
 //! control files (`control_dir`).
@@ -12,14 +12,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 use tidemark_namespace::FsError;
 
-/// Cookies of the two entries that every listing begins with; the namespace's begin behind them.
+/// Cookies of the two entries that every listing begins with; the namespace's cookies begin after them.
 const COOKIE_SELF: u64 = 1;
 const COOKIE_PARENT: u64 = 2;
 
-/// Fills an answer with the names behind `cookie`, as far as it has room.
+/// Fills an answer with the names after `cookie`, as far as it has room.
 ///
 /// # Errors
-/// The directory is none, or gone.
+/// The node is not a directory, or gone.
 pub(crate) fn fill(
     shared: &Shared,
     node: INodeNo,
@@ -45,7 +45,7 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// The same with attributes: each entry is a look-up of its own.
+/// Fills an answer with names and attributes: each entry is a look-up of its own.
 ///
 /// # Errors
 /// As [`fill`].
@@ -79,7 +79,7 @@ pub(crate) fn fill_plus(
         }
     }
     for entry in entries {
-        // Each entry is a lookup that the kernel will forget; one removed meanwhile is left out.
+        // Each entry is a look-up that the kernel will forget; a file that was removed meanwhile is left out.
         let Ok(found) = shared.namespace.lookup(node.0, &entry.name) else { continue };
         let sent = attr::entry(&found, shared.block_size);
         if add(entry.cookie, OsStr::from_bytes(&entry.name), shared.ttl(&found), &sent) {

@@ -1,4 +1,4 @@
-//! What a program sees when an operation of the namespace is refused.
+//! The errno that a program gets when the namespace refuses an operation.
 //!
 //! Owns: the errno of each refusal. Does not own: when an operation is refused (the namespace).
 //!
@@ -9,7 +9,7 @@ use std::io;
 use tidemark_namespace::FsError;
 use tidemark_tier1::is_descriptor_limit;
 
-/// The errno of a read or a write of a backing file that failed here. A budget that has no room says so without a number of its own.
+/// Returns the errno of a failed read or write of a backing file. A budget without room reports that without an errno of its own.
 pub(crate) fn io_errno(error: io::Error) -> Errno {
     if is_descriptor_limit(&error) {
         return errno(FsError::too_many_open());
@@ -17,7 +17,7 @@ pub(crate) fn io_errno(error: io::Error) -> Errno {
     if error.kind() == io::ErrorKind::StorageFull { Errno::ENOSPC } else { error.into() }
 }
 
-/// The errno a refusal is answered with.
+/// Returns the errno of a refusal.
 pub(crate) fn errno(error: FsError) -> Errno {
     match error {
         FsError::NotFound => Errno::ENOENT,
@@ -25,10 +25,10 @@ pub(crate) fn errno(error: FsError) -> Errno {
         FsError::NotEmpty => Errno::ENOTEMPTY,
         FsError::NotDirectory => Errno::ENOTDIR,
         FsError::IsDirectory => Errno::EISDIR,
-        // Of the latter nobody waits for room.
+        // With `NeverFits` no call waits for room.
         FsError::NoSpace | FsError::NeverFits => Errno::ENOSPC,
-        // It is this process that has too many, which no errno says. ENFILE would send people to the whole system's table
-        // (fs.file-max); `status` names the limit that is meant.
+        // This process has too many open, which no errno says. ENFILE would send people to the whole system's table (fs.file-max); `status`
+        // names the limit that was reached.
         FsError::TooManyOpen => Errno::EMFILE,
         FsError::NameTooLong => Errno::ENAMETOOLONG,
         // The kernel looks the name up again and retries the open once (fs/namei.c, path_openat's callers).

@@ -1,4 +1,4 @@
-//! Why a mount could not be made or taken down.
+//! The errors of making a mount or taking it down.
 //!
 //! Owns: [`MountError`]. Does not own: errors of requests inside a mount (`errno`).
 
@@ -7,7 +7,7 @@ use std::io;
 use std::path::PathBuf;
 use tidemark_protocol::error::ErrorKind;
 
-/// Each variant names the step that failed, the path, and what to do.
+/// Why mounting or unmounting failed. Each variant names the step that failed, the path, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     #[error(
@@ -59,7 +59,7 @@ pub enum MountError {
 }
 
 impl MountError {
-    /// What the caller should do about it.
+    /// Returns the kind, by which the caller decides what to do.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

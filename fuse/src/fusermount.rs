@@ -15,15 +15,15 @@ use std::process::{Command, Stdio};
 
 const HELPER: &str = "fusermount3";
 
-/// The helper sends the descriptor over the socket whose number this variable holds (libfuse,
+/// The variable that holds the number of the socket over which the helper sends the descriptor (libfuse,
 /// util/fusermount.c).
 const SOCKET_VARIABLE: &str = "_FUSE_COMMFD";
 
-/// A message of the helper is a line or two.
+/// The longest message of the helper, in bytes: a line or two.
 const MESSAGE_MAX_BYTES: u64 = 4096;
 
-/// Mounts at `mountpoint`. Other users may enter only if `/etc/fuse.conf` has `user_allow_other`; where it
-/// does not, the mount is made for this user alone.
+/// Mounts at `mountpoint`. Other users may enter only if `/etc/fuse.conf` has `user_allow_other`; without it the mount
+/// is made for this user alone.
 pub(crate) fn attach(mountpoint: &Path) -> Result<Attached, MountError> {
     match call(mountpoint, true) {
         Ok(device) => Ok(Attached { device, privileged: false, allow_other: true }),
@@ -37,7 +37,7 @@ pub(crate) fn attach(mountpoint: &Path) -> Result<Attached, MountError> {
     }
 }
 
-/// Unmounts what [`attach`] mounted.
+/// Unmounts a mount that [`attach`] made.
 pub(crate) fn detach(mountpoint: &Path, lazy: bool) -> Result<(), MountError> {
     let mut command = Command::new(HELPER);
     command.arg("-u");
@@ -67,8 +67,8 @@ fn call(mountpoint: &Path, allow_other: bool) -> Result<OwnedFd, MountError> {
     if allow_other {
         options.push_str(",allow_other");
     }
-    // The socket is handed over as the helper's standard input, so that no descriptor of ours has to lose its
-    // close-on-exec flag in a process with other threads.
+    // The socket becomes the helper's standard input, so that no descriptor of this process has to lose its
+    // close-on-exec flag while other threads run.
     let mut helper = Command::new(HELPER)
         .arg("-o")
         .arg(options)
@@ -83,7 +83,7 @@ fn call(mountpoint: &Path, allow_other: bool) -> Result<OwnedFd, MountError> {
     let received = receive_descriptor(&ours);
     let mut message = String::new();
     if let Some(stderr) = helper.stderr.take() {
-        // An unreadable message leaves the exit status to speak.
+        // If the message is unreadable, the exit status has to suffice.
         let _ = stderr.take(MESSAGE_MAX_BYTES).read_to_string(&mut message);
     }
     let status = helper.wait().map_err(failed)?;
@@ -97,7 +97,7 @@ fn call(mountpoint: &Path, allow_other: bool) -> Result<OwnedFd, MountError> {
     }
 }
 
-/// The descriptor in the helper's one message, or nothing when it closed the socket without sending.
+/// Receives the descriptor in the helper's one message, or `None` when the helper closed the socket without sending.
 fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0u8; 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

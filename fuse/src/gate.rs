@@ -1,9 +1,9 @@
-//! What has to be known of other nodes before a call on names may go on.
+//! Leave for calls on names, which may depend on other nodes.
 //!
-//! Owns: which calls wait for that, and on which thread. Does not own: asking (the engine's cluster), the calls (`adapter`).
+//! Owns: which calls wait for leave, and on which thread. Does not own: asking (the engine's cluster), the calls (`adapter`).
 //!
-//! A node alone asks nobody, and neither does one that has the directory to itself: then the call goes on where it is. Otherwise
-//! it moves to a worker, so that a coordinator that is slow or away holds up nothing but the calls that need it.
+//! A single node asks no other, and neither does a node that has the directory to itself: then the call continues on its thread. Otherwise
+//! it moves to a worker, so that a coordinator that is slow or away holds up only the calls that need it.
 
 use crate::cold::Workers;
 use crate::shared::Shared;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tidemark_engine::cluster::{Access, Cluster, Guard};
 use tidemark_namespace::{FsError, NodeId};
 
-/// What a call is about to do.
+/// The intended action of a call.
 #[derive(Debug)]
 pub(crate) enum Wanted {
     Look {
@@ -23,7 +23,7 @@ pub(crate) enum Wanted {
         name: Vec<u8>,
         sure: bool,
     },
-    /// Take away a directory, which has to be empty.
+    /// Remove a directory, which has to be empty.
     RemoveDirectory {
         parent: NodeId,
         name: Vec<u8>,
@@ -36,7 +36,7 @@ pub(crate) enum Wanted {
     Write {
         node: NodeId,
     },
-    /// Set attributes of what may be a directory.
+    /// Set attributes of a node, which may be a directory.
     Attributes {
         node: NodeId,
     },
@@ -50,23 +50,23 @@ pub(crate) enum Wanted {
     },
 }
 
-/// Leave to go on; other nodes see nothing of the directories before it is dropped.
+/// Permission to continue. Until the leave is dropped, other nodes see nothing of the directories.
 #[derive(Debug, Default)]
 pub(crate) struct Leave {
     guards: Vec<Guard>,
     cluster: Option<Arc<Cluster>>,
-    /// What it is for; none where nobody had to be asked.
+    /// The action that the leave is for; `None` if no node had to be asked.
     wanted: Option<Wanted>,
 }
 
-/// What follows once there is leave, or there is none.
+/// The rest of a call, run once leave is granted or refused.
 type Act = Box<dyn FnOnce(&Shared, Result<Leave, FsError>) + Send>;
 
-/// What a worker does once it has leave.
+/// A call that a worker carries out once it has leave.
 pub(crate) struct Call {
-    /// None where no leave is needed.
+    /// The action that needs leave; `None` where no leave is needed.
     wanted: Option<Wanted>,
-    /// It found no room: what was just removed is waited for before leave is asked for.
+    /// Whether the call found no room: before asking for leave, the worker waits for files that were just removed.
     is_short: bool,
     act: Act,
 }
@@ -77,7 +77,7 @@ impl std::fmt::Debug for Call {
     }
 }
 
-/// Lets a call go on, here or on a worker.
+/// Carries out a call once it has leave: here if leave costs no question, otherwise on a worker.
 pub(crate) fn pass(
     shared: &Shared,
     workers: &Workers,
@@ -92,17 +92,17 @@ pub(crate) fn pass(
     }
 }
 
-/// On a worker: waits for leave, within bounds.
+/// Waits for leave, up to a limit. For workers.
 ///
 /// # Errors
-/// [`FsError::Stale`] where what is to be changed has other names by now; those of asking.
+/// [`FsError::Stale`] if the node to change has other names by now; the errors of asking.
 pub(crate) fn enter(shared: &Shared, wanted: Wanted) -> Result<Leave, FsError> {
     let Some(cluster) = shared.host.cluster() else { return Ok(Leave::default()) };
     let guards = get_guards(shared, cluster, &wanted)?;
     Ok(Leave::of(cluster, guards, wanted))
 }
 
-/// The same for a call that gave its leave back ([`Leave::give_back`]). It may find other names than before.
+/// Waits for leave for a call that gave its leave back ([`Leave::give_back`]). The call may find other names than before.
 ///
 /// # Errors
 /// As [`enter`].
@@ -111,7 +111,8 @@ pub(crate) fn enter_again(shared: &Shared, wanted: Option<Wanted>) -> Result<Lea
 }
 
 impl Call {
-    /// A call that found no room. Its leave is given back here, since no other node is to wait for memory of this one, and got anew when the
+    /// Makes a call that found no room. Gives its leave back, since no other node is to wait for memory of this one. The worker gets leave
+    /// again when it repeats the call.
     /// call is made again.
     pub(crate) fn short_of_room(
         leave: Leave,
@@ -120,7 +121,7 @@ impl Call {
         Self { wanted: leave.give_back(), is_short: true, act: Box::new(act) }
     }
 
-    /// On a worker.
+    /// Carries out the call. For workers.
     pub(crate) fn go(self, shared: &Shared) {
         if self.is_short {
             shared.namespace.wait_for_departures();
@@ -128,7 +129,7 @@ impl Call {
         (self.act)(shared, enter_again(shared, self.wanted));
     }
 
-    /// Nobody can do it.
+    /// Refuses the call, because no worker can do it.
     pub(crate) fn refuse(self, shared: &Shared) {
         (self.act)(shared, Err(FsError::Busy));
     }
@@ -153,7 +154,7 @@ fn get_guards(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Resul
     if let Wanted::RemoveDirectory { parent, name } = wanted
         && let Some(directory) = shared.namespace.child_directory(*parent, name)
     {
-        // Nobody is taken out of one that stays: who tidies up tries it with directories that others use.
+        // If the directory stays, no node is evicted from it: cleaning jobs try to remove directories that other nodes use.
         let _known = cluster.enter(Access::List { directory })?;
         if !shared.namespace.is_empty_directory(directory) {
             return Err(FsError::NotEmpty);
@@ -165,7 +166,7 @@ fn get_guards(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Resul
     Ok(guards)
 }
 
-/// The node that is itself to be changed; none where a name is.
+/// Returns the node that is itself to be changed, or `None` where a name is.
 fn changed(wanted: &Wanted) -> Option<NodeId> {
     match wanted {
         Wanted::Write { node } | Wanted::Attributes { node } | Wanted::Link { node, .. } => Some(*node),
@@ -186,8 +187,8 @@ fn try_by_name(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Option<
     if names.is_empty() { Some(Vec::new()) } else { names.iter().find_map(enter) }
 }
 
-/// A name that still stands is enough: beside the one by which it was found, a file may have names here that others took away
-/// unheard. Where none stands the kernel looks its path up anew.
+/// Gets leave by a name of the node that still exists. A single such name is enough: the file may have further names here that other nodes
+/// removed without this node's knowledge. If none exists, the kernel looks its path up anew.
 fn enter_by_name(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Result<Vec<Guard>, FsError> {
     let names = shared.namespace.names_of(node);
     for (parent, name) in &names {
@@ -200,11 +201,12 @@ fn enter_by_name(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Resul
             Err(error) => return Err(error),
         }
     }
-    // What has no name is nobody's but those who have it open.
+    // A node without names belongs only to the processes that have it open.
     if names.is_empty() { Ok(Vec::new()) } else { Err(FsError::Stale) }
 }
 
-/// Who has a directory alone sees its attributes without asking: all others are taken out of it first.
+/// Chooses the access for changing attributes. A node that has a directory alone sees its attributes without asking, so all other nodes are
+/// evicted from it first.
 fn to_change<'a>(
     shared: &Shared,
     cluster: &Arc<Cluster>,
@@ -219,12 +221,12 @@ fn to_change<'a>(
     }
 }
 
-/// A directory goes only where it is empty, so all of it has to be known.
+/// Returns access to all of a directory, which can be removed or replaced only if it is empty.
 fn whole<'a>(shared: &Shared, parent: NodeId, name: &[u8]) -> Option<Access<'a>> {
     shared.namespace.child_directory(parent, name).map(|directory| Access::List { directory })
 }
 
-/// What else there has to be leave for, in this order. Asked for each call on names: it allocates nothing.
+/// Lists the other accesses that the call needs leave for, in this order. Runs for each call on names, so it allocates nothing.
 fn accesses<'a>(shared: &Shared, wanted: &'a Wanted) -> impl Iterator<Item = Access<'a>> {
     let accesses = match wanted {
         Wanted::Look { parent, name } => [Some(Access::Look { parent: *parent, name }), None, None],
@@ -232,12 +234,12 @@ fn accesses<'a>(shared: &Shared, wanted: &'a Wanted) -> impl Iterator<Item = Acc
             [Some(Access::Change { parent: *parent, name, sure: *sure }), None, None]
         }
         Wanted::RemoveDirectory { parent, name } => {
-            // A node that has it or something below it alone would not hear that it is gone: all are taken out of it first.
+            // A node that has the directory, or one below it, alone would not learn that it is gone: all are evicted from it first.
             let moves = Access::Move { parent: *parent, name };
             [Some(moves), whole(shared, *parent, name), None]
         }
         Wanted::Rename { from, to } => {
-            // Who has a directory alone knows it by itself and not by its path: all are taken out of it first.
+            // A node that has a directory alone knows it by itself and not by its path: all are evicted from it first.
             let wanted = |parent: NodeId, name| match shared.namespace.child_directory(parent, name) {
                 Some(_) => Access::Move { parent, name },
                 None => Access::Change { parent, name, sure: true },
@@ -258,35 +260,36 @@ impl Leave {
         Self { guards, cluster: Some(Arc::clone(cluster)), wanted: Some(wanted) }
     }
 
-    /// This node has to itself what it is for: to get it again costs no question, unless another node asked for it meanwhile.
+    /// Returns whether this node has everything to itself that the leave is for. Getting it again then costs no question, unless another
+    /// node asked for it meanwhile.
     pub(crate) fn is_alone(&self) -> bool {
         self.guards.iter().all(Guard::is_alone)
     }
 
-    /// Ends it before its call is done, and says what to ask for again ([`enter_again`]).
+    /// Ends the leave before its call is done, and returns the action to ask for again ([`enter_again`]).
     pub(crate) fn give_back(self) -> Option<Wanted> {
         self.wanted
     }
 
-    /// A directory was made: this node has it to itself.
+    /// Notes that a directory was made: this node has it to itself.
     pub(crate) fn made(&self, directory: NodeId) {
         if let Some(cluster) = &self.cluster {
             cluster.made_directory(directory);
         }
     }
 
-    /// A name was moved.
+    /// Notes that a name was moved.
     pub(crate) fn moved(&self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) {
         if let Some(cluster) = &self.cluster {
             cluster.moved(from, to, exchange);
         }
     }
 
-    /// What was done is ordered with what others do: they know before the caller does. Blocks where the directory is shared, also for
-    /// another coordinator when this one is lost.
+    /// Publishes the change in order with other nodes' changes, before the caller gets its answer. Blocks where the directory is shared,
+    /// also for another coordinator when this one is lost.
     ///
     /// # Errors
-    /// [`FsError::Io`]: it is done here, and nobody else has heard of it; it is told as soon as somebody does.
+    /// [`FsError::Io`]: the change is made here, and no other node knows it; it is published as soon as a coordinator is there.
     pub(crate) fn ordered(self) -> Result<(), FsError> {
         match self.shared_with() {
             Some(cluster) => cluster.publish_ordered(),
@@ -294,7 +297,7 @@ impl Leave {
         }
     }
 
-    /// What was begun is told to others, who may be told later where nobody hears it now.
+    /// Publishes that a change has begun; if no coordinator is there, it is published later.
     pub(crate) fn announced(self) {
         if let Some(cluster) = self.shared_with()
             && let Err(away) = cluster.publish_begun()
@@ -304,7 +307,7 @@ impl Leave {
         }
     }
 
-    /// Who is to be told; nobody of what is done in a directory that this node has alone.
+    /// Returns the cluster to notify; `None` if this node has the directory alone.
     fn shared_with(&self) -> Option<&Arc<Cluster>> {
         self.cluster.as_ref().filter(|_| !self.is_alone())
     }

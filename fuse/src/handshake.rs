@@ -1,11 +1,11 @@
 //! FUSE_INIT, first with the kernel, later with a record of what the kernel said.
 //!
-//! Owns: the exchange as it is kept for the next daemon, and putting the real descriptor under fuser's session. Does not
-//! own: what is agreed (`init`). One of the modules with unsafe code: a descriptor is replaced beneath its owner.
+//! Owns: the exchange as it is kept for the next daemon, and putting the real descriptor under fuser's session. Does not own: the flags
+//! that are agreed (`init`). Contains unsafe code: a descriptor is replaced beneath its owner.
 //!
-//! The kernel sends INIT once in the life of a mount. fuser's session begins by reading it, so a session always begins on
-//! a socket of ours: there it reads the kernel's request, kept or fresh, and writes its answer; then the socket's
-//! descriptor is replaced by `/dev/fuse`, and what it reads next comes from the kernel.
+//! The kernel sends INIT once in the life of a mount. fuser's session begins by reading it, so every session begins on a socket of this
+//! process: there it reads the kernel's request, kept or fresh, and writes its answer. Then `/dev/fuse` replaces the socket's descriptor,
+//! and the session's next reads come from the kernel.
 
 use crate::adapter::Adapter;
 use crate::device::Device;
@@ -14,14 +14,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// The kernel refuses to fill a buffer below FUSE_MIN_READ_BUFFER (8 KiB); its INIT has 104 bytes.
+/// Buffer for INIT. The kernel refuses to fill a buffer below FUSE_MIN_READ_BUFFER (8 KiB); its INIT has 104 bytes.
 const READ_BYTES: usize = 64 << 10;
 
-/// Before the fields of INIT: `fuse_in_header` and `fuse_out_header` (include/uapi/linux/fuse.h).
+/// Headers before the fields of INIT: `fuse_in_header` and `fuse_out_header` (include/uapi/linux/fuse.h).
 const IN_HEADER_BYTES: usize = 40;
 const OUT_HEADER_BYTES: usize = 16;
 
-/// Where the flags lie in `fuse_init_in` and `fuse_init_out`.
+/// Offsets of the flags in `fuse_init_in` and `fuse_init_out`.
 const IN_FLAGS_AT: usize = IN_HEADER_BYTES + 12;
 const IN_FLAGS2_AT: usize = IN_HEADER_BYTES + 16;
 const OUT_FLAGS_AT: usize = OUT_HEADER_BYTES + 12;
@@ -30,7 +30,7 @@ const OUT_FLAGS2_AT: usize = OUT_HEADER_BYTES + 32;
 /// FUSE_HAS_RESEND: the kernel sends unanswered requests again when asked (Linux 6.9).
 const HAS_RESEND: u64 = 1 << 39;
 
-/// What kernel and daemon said to each other when the mount was made.
+/// The INIT request and answer of kernel and daemon when the mount was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InitExchange {
     pub request: Vec<u8>,
@@ -38,12 +38,12 @@ pub struct InitExchange {
 }
 
 impl InitExchange {
-    /// Unanswered requests can be had again, so that another daemon can go on.
+    /// Returns whether the kernel can send unanswered requests again, so that another daemon can continue.
     pub(crate) fn can_resend(&self) -> bool {
         flags(&self.request, IN_FLAGS_AT, IN_FLAGS2_AT).is_some_and(|flags| flags & HAS_RESEND != 0)
     }
 
-    /// What was agreed; none for an answer that is too short to say.
+    /// Returns the agreed flags, or `None` if the answer is too short to hold them.
     pub(crate) fn agreed(&self) -> Option<InitFlags> {
         flags(&self.answer, OUT_FLAGS_AT, OUT_FLAGS2_AT).map(InitFlags::from_bits_retain)
     }
@@ -57,8 +57,7 @@ fn flags(message: &[u8], low_at: usize, high_at: usize) -> Option<u64> {
     Some(word(low_at)? | word(high_at)? << 32)
 }
 
-/// Begins a session on the device: with the kernel's INIT, or, for a mount that lives, with the kept one, which must come
-/// to the same.
+/// Begins a session on the device: with the kernel's INIT, or, for a living mount, with the kept one, which must lead to the same answer.
 pub(crate) fn begin(
     adapter: Adapter,
     device: &Device,
@@ -104,7 +103,7 @@ fn read_init(device: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
                 request.truncate(length);
                 return Ok(request);
             }
-            // Interrupted, or the request was taken back: include/uapi/linux/fuse.h and fs/fuse/dev.c.
+            // Interrupted, or the request was withdrawn: include/uapi/linux/fuse.h and fs/fuse/dev.c.
             Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN | rustix::io::Errno::NOENT) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -113,8 +112,8 @@ fn read_init(device: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
 
 /// Makes the number `at` mean the open file of `with`.
 fn replace(at: BorrowedFd<'_>, with: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: both numbers are open descriptors, as they are borrowed. The owner of `at` goes on owning the number, and
-    // closes it once, whatever it means by then; nobody holds a pointer into the file that it meant before.
+    // SAFETY: both numbers are open descriptors, as they are borrowed. The owner of `at` still owns the number, and closes it once,
+    // whatever it means by then; no pointer into the file that it meant before exists.
     let number = unsafe { libc::dup3(with.as_raw_fd(), at.as_raw_fd(), libc::O_CLOEXEC) };
     if number == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

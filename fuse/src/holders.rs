@@ -1,27 +1,28 @@
-//! Which processes keep a mount busy.
+//! Finds the processes that keep a mount busy.
 //!
-//! Owns: the search through /proc. Does not own: what is done about them.
+//! Owns: the search through /proc. Does not own: the reaction to them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Enough to act on; a training job with hundreds of workers is named by its first ones.
+/// The most holders that are returned: enough to act on. A training job with hundreds of workers is named by its first
+/// ones.
 const HOLDERS_MAX: usize = 8;
 
-/// One open file or working directory below the mount.
+/// An open file or working directory below the mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// The process, as numbered in our pid namespace.
+    /// The process, as numbered in this process's pid namespace.
     pub pid: u32,
-    /// Its command name, at most 15 bytes.
+    /// The command name of the process, at most 15 bytes.
     pub command: String,
-    /// What it has open.
+    /// The path that the process has open.
     pub path: PathBuf,
 }
 
-/// At most eight processes that have something below `mountpoint` open, this process left out. Reads the links in
-/// /proc only, never the mount itself, so it works on a mount that does not answer. Mappings whose file is
-/// closed are not found: the kernel shows them under the backing file's name.
+/// Returns at most eight processes that have something below `mountpoint` open, this process left out. Reads the links
+/// in /proc only, never the mount itself, so it works on a mount that does not answer. Mappings whose file is closed
+/// are not found: the kernel shows them under the backing file's name.
 #[must_use]
 pub fn holders(mountpoint: &Path) -> Vec<Holder> {
     let own = std::process::id();

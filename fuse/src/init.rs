@@ -1,25 +1,22 @@
-//! What is agreed with the kernel in FUSE_INIT.
+//! The agreement with the kernel in FUSE_INIT.
 //!
-//! Owns: which capabilities are asked for and why. Does not own: whether passthrough is wanted (`probe`).
+//! Owns: which capabilities the daemon asks for and why. Does not own: whether passthrough is wanted (`probe`).
 
 use fuser::{InitFlags, KernelConfig};
 
-/// Requests that the kernel may queue in the background (readahead, asynchronous direct I/O, RELEASE). Its own
-/// default of 12 is for slow devices; ours is memory, and 64 keeps every thread busy without letting one
-/// reader fill the queue.
+/// Requests that the kernel may queue in the background (readahead, asynchronous direct I/O, RELEASE). The kernel's own default of 12 is
+/// for slow devices. Memory is fast: 64 keeps every thread busy without letting one reader fill the queue.
 const MAX_BACKGROUND: u16 = 64;
 
-/// Backing files are on a plain tmpfs or disk, stack depth 0, so 1 is enough; it leaves room for one overlay
-/// on top of the mount.
+/// Backing files are on a plain tmpfs or disk, stack depth 0, so 1 is enough; it leaves room for one overlay on top of the mount.
 const STACK_DEPTH: u32 = 1;
 
-/// Asked for on every mount. Each one is dropped where the kernel does not offer it.
+/// Capabilities asked for on every mount. Each is dropped where the kernel does not offer it.
 const ALWAYS: &[InitFlags] = &[
     // O_TRUNC comes with OPEN, so that truncating a sealed file and opening it are one decision.
     InitFlags::FUSE_ATOMIC_O_TRUNC,
-    // Otherwise every write asks for security.capability. We never store suid or sgid bits of files, so there is
-    // nothing to kill, and what is no file loses them by chown(2) in the namespace; fuser 0.18 does not hand on the kernel's
-    // kill flags either.
+    // Otherwise every write asks for security.capability. The daemon never stores suid or sgid bits of files, so there is nothing to kill.
+    // Anything but a file loses them by chown(2) in the namespace; fuser 0.18 does not pass on the kernel's kill flags either.
     InitFlags::FUSE_HANDLE_KILLPRIV_V2,
     InitFlags::FUSE_PARALLEL_DIROPS,
     InitFlags::FUSE_ASYNC_READ,
@@ -37,14 +34,14 @@ const ALWAYS: &[InitFlags] = &[
 // FLOCK_LOCKS (left out, the kernel keeps locks itself, which on one node is what flock, fcntl and OFD locks
 // mean), OVER_IO_URING (fuser 0.18 cannot serve it).
 
-/// What the kernel agreed to.
+/// The kernel's part of the agreement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Negotiated {
     pub(crate) passthrough: bool,
     pub(crate) direct_io_allow_mmap: bool,
 }
 
-/// Fills in our half of INIT. `agreed_before`: of a mount that lives, which no daemon may go beyond.
+/// Fills in the daemon's half of INIT. `agreed_before`: flags of a living mount, beyond which no daemon may go.
 pub(crate) fn negotiate(
     config: &mut KernelConfig,
     want_passthrough: bool,

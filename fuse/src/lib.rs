@@ -1,11 +1,10 @@
 //! The mount: Tier-1's files under a path, through FUSE.
 //!
-//! Owns: the kernel's protocol, how the bytes of an open file travel, the mountpoint, the control directory.
-//! Does not own: what a call means (`tidemark_namespace`), memory (`tidemark_tier1`).
-//! What each call promises is in `SEMANTICS.md`.
+//! Owns: the kernel's protocol, the data path of an open file, the mountpoint, the control directory. Does not own: what a call means
+//! (`tidemark_namespace`), memory (`tidemark_tier1`). `SEMANTICS.md` has the promises of each call.
 //!
-//! Three things are kept apart so that a later daemon can take a mount over ([`take_over`]): the descriptor of
-//! `/dev/fuse` ([`Mounted::device`]), the session loop that reads it (fuser's), and the state it serves (the namespace).
+//! Three things are kept apart so that a later daemon can take a mount over ([`take_over`]): the descriptor of `/dev/fuse`
+//! ([`Mounted::device`]), the session loop that reads it (fuser's), and the state it serves (the namespace).
 
 mod adapter;
 mod attr;

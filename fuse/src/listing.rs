@@ -2,8 +2,8 @@
 //!
 //! Owns: where each ends. Does not own: entries and their cookies (the namespace).
 //!
-//! Cookies only rise, so a program that renames or makes entries while it lists them would meet its own new ones for ever. What
-//! gets its name after a listing began is therefore not in it. A listing begins at its first entry, again after rewinddir(3).
+//! Cookies only rise, so a program that renames or makes entries while it lists them would meet its own new ones for ever. A listing
+//! therefore omits entries that get their name after it began. A listing begins at its first entry, and again after rewinddir(3).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,26 +14,27 @@ use tidemark_namespace::FsError;
 #[derive(Debug)]
 pub(crate) struct Listings {
     next: AtomicU64,
-    /// By the directory's handle: the cookie before which it ends.
+    /// The end of each listing by the directory's handle: the first cookie that it omits.
     ends: Mutex<HashMap<u64, u64>>,
 }
 
 impl Listings {
-    /// `now_ns` numbers the handles, so that none is that of a daemon before this one, whose directories are still open.
+    /// Makes an empty table. `now_ns` is the first handle, so that no handle equals one of the previous daemon, whose directories are still
+    /// open.
     pub(crate) fn new(now_ns: i64) -> Self {
         Self { next: AtomicU64::new(now_ns.max(1).unsigned_abs()), ends: Mutex::default() }
     }
 
-    /// The handle of a directory that is opened.
+    /// Returns a handle for a directory that is opened.
     pub(crate) fn open(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Where the listing of `handle` ends; `now` says where one ends that begins now, which it does where `begins`, and where
-    /// a daemon before this one knew it.
+    /// Returns the end of the listing of `handle`. If the listing begins now (`begins`), or an earlier daemon held its end, calls `now` for
+    /// the end.
     ///
     /// # Errors
-    /// That of `now`.
+    /// The error of `now`.
     pub(crate) fn end(
         &self,
         handle: u64,

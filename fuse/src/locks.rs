@@ -1,18 +1,18 @@
 //! Whether a program holds a lock on a file of the mount.
 //!
-//! Owns: reading `/proc/locks`. Does not own: the locks, which the kernel keeps, and what follows from one (the namespace).
+//! Owns: reading `/proc/locks`. Does not own: the locks, which the kernel keeps, and the reaction to one (the namespace).
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
-/// Read at most: 16 MiB are some 300,000 locks of the machine. One beyond is not seen.
+/// The most bytes read: 16 MiB are some 300,000 locks of the machine. Later locks are not seen.
 const LOCKS_BYTES_MAX: u64 = 16 << 20;
 
-/// flock(2), fcntl(2), and locks of open file descriptions; leases and delegations exclude nobody.
+/// Kinds of locks that count: flock(2), fcntl(2), and locks of open file descriptions. Leases and delegations exclude no process.
 const KINDS: [&str; 3] = ["FLOCK", "POSIX", "OFDLCK"];
 
-/// Whether somebody holds, or waits for, a lock on one of these inodes of the file system `device`. Costs a look at all locks of the
-/// machine. Locks of processes that our `/proc` does not show are not seen.
+/// Returns whether a process holds, or waits for, a lock on one of these inodes of the file system `device`. Costs reading all locks of the
+/// machine. Locks of processes that this process's `/proc` does not show are not seen.
 pub(crate) fn is_locked(device: (u32, u32), inodes: [u64; 2]) -> bool {
     let seen = File::open("/proc/locks").and_then(|file| find(BufReader::new(file), device, inodes));
     seen.unwrap_or_else(|error| {
@@ -30,7 +30,7 @@ fn find(locks: impl BufRead, device: (u32, u32), inodes: [u64; 2]) -> io::Result
     Ok(false)
 }
 
-/// proc_locks(5): `1: FLOCK  ADVISORY  WRITE 4711 00:3f:12 0 EOF`, with `->` before the kind of one that waits.
+/// Parses a line of proc_locks(5): `1: FLOCK  ADVISORY  WRITE 4711 00:3f:12 0 EOF`, with `->` before the kind of a waiting lock.
 fn place_of(line: &str) -> Option<((u32, u32), u64)> {
     let mut fields = line.split_ascii_whitespace().skip(1).filter(|field| *field != "->");
     let kind = fields.next()?;

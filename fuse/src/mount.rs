@@ -1,10 +1,10 @@
-//! Putting a FUSE file system at a path and taking it away.
+//! Mounts a FUSE file system at a path and unmounts it.
 //!
 //! Owns: the state of the mountpoint, opening `/dev/fuse`, mount(2), umount(2). Does not own: the session that
 //! answers requests (`session`), fusermount3 (`fusermount`).
 //!
-//! We open the device and mount it ourselves, so that the descriptor exists apart from the session loop:
-//! whoever holds a duplicate of it keeps the mount alive while a daemon is replaced.
+//! The daemon opens the device and mounts it itself, so that the descriptor exists apart from the session loop: a
+//! process that holds a duplicate of it keeps the mount alive while a daemon is replaced.
 
 use crate::error::MountError;
 use crate::fusermount;
@@ -19,30 +19,30 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Shown as the type of the mount in /proc/self/mountinfo.
+/// Type of the mount in /proc/self/mountinfo.
 pub(crate) const FS_TYPE: &str = "fuse.tidemark";
-/// Shown as the source of the mount.
+/// Source of the mount.
 pub(crate) const SOURCE: &str = "tidemark";
 
-/// How long a mount that is there already may take to answer a stat before it counts as live but stuck. A dead
-/// one answers at once.
+/// How long an existing mount may take to answer a stat before it counts as live but stuck. A dead mount answers at
+/// once.
 const STAT_PATIENCE: Duration = Duration::from_secs(2);
 
-/// More dead mounts than this stacked on one path are not the leftovers of crashes.
+/// The most dead mounts that are removed. More of them, stacked on one path, are not the leftovers of crashes.
 const DEAD_MOUNTS_MAX: usize = 16;
 
 /// A mount whose INIT has not been answered yet.
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) device: OwnedFd,
-    /// Mounted by us, not by fusermount3.
+    /// Whether this process mounted it, not fusermount3.
     pub(crate) privileged: bool,
-    /// Other users may enter.
+    /// Whether other users may enter.
     pub(crate) allow_other: bool,
 }
 
-/// Mounts at `mountpoint`, which [`prepare`] has returned. `nosuid,nodev,default_permissions`, and `allow_other`
-/// where the system lets us.
+/// Mounts at `mountpoint`, which [`prepare`] has returned. `nosuid,nodev,default_permissions`, and `allow_other` where
+/// the system permits it.
 pub(crate) fn attach(mountpoint: &Path) -> Result<Attached, MountError> {
     let device = open_device()?;
     let options = format!(
@@ -71,7 +71,7 @@ pub(crate) fn open_device() -> Result<OwnedFd, MountError> {
     }
 }
 
-/// Takes the mount away. Not lazily, it fails with [`MountError::Busy`] while anything is open below.
+/// Unmounts. Unless `lazy`, fails with [`MountError::Busy`] while anything is open below.
 pub(crate) fn detach(mountpoint: &Path, lazy: bool, privileged: bool) -> Result<(), MountError> {
     if !privileged {
         return fusermount::detach(mountpoint, lazy);
@@ -86,8 +86,8 @@ pub(crate) fn detach(mountpoint: &Path, lazy: bool, privileged: bool) -> Result<
     }
 }
 
-/// Makes the mountpoint ready: made if missing, a dead mount on it removed. Refuses a live mount, a directory
-/// that is not empty, and what is not a directory. Returns its absolute path without symlinks.
+/// Prepares the mountpoint: creates it if missing, and removes a dead mount on it. Refuses a live mount, a directory
+/// that is not empty, and anything but a directory. Returns its absolute path without symlinks.
 pub(crate) fn prepare(mountpoint: &Path) -> Result<PathBuf, MountError> {
     let path = resolve(mountpoint)?;
     let mut removed = 0;
@@ -118,8 +118,8 @@ pub(crate) fn prepare(mountpoint: &Path) -> Result<PathBuf, MountError> {
     Ok(path)
 }
 
-/// Absolute, with the parent's symlinks followed. The last part is not looked at: on a dead mount even that
-/// fails.
+/// Returns the absolute path, with the parent's symlinks followed. The last part is not examined: on a dead mount even
+/// that fails.
 fn resolve(mountpoint: &Path) -> Result<PathBuf, MountError> {
     let inspect = |source| MountError::Inspect { path: mountpoint.to_owned(), source };
     if fs::symlink_metadata(mountpoint).is_ok_and(|metadata| metadata.is_symlink()) {
@@ -154,15 +154,15 @@ fn remove_dead(path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// A mount whose daemon is gone answers everything with ENOTCONN. The stat runs in a thread of its own, because
-/// a daemon that lives but hangs would hold us too.
+/// Returns whether the daemon of a mount is gone: such a mount answers everything with ENOTCONN. The stat runs in a
+/// thread of its own, because a daemon that lives but hangs would block this thread too.
 fn is_dead(path: &Path) -> bool {
     // One answer, at most.
     let (answer, answered) = mpsc::sync_channel(1);
     let path = path.to_owned();
     let started = std::thread::Builder::new().name("mount-stat".into()).spawn(move || {
         let dead = fs::metadata(&path).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN));
-        // The receiver is gone when its patience ended; then nobody wants the answer.
+        // If the patience has ended, the receiver is gone, and the answer is not needed.
         let _ = answer.send(dead);
     });
     started.is_ok() && answered.recv_timeout(STAT_PATIENCE).unwrap_or(false)
@@ -172,30 +172,30 @@ fn is_dead(path: &Path) -> bool {
 struct Present {
     fs_type: String,
     source: String,
-    /// Major and minor number; none where they cannot be read.
+    /// Major and minor number; `None` where they cannot be read.
     device: Option<(u32, u32)>,
 }
 
-/// The device number of what is mounted at `path`, as `/proc/locks` names it.
+/// Returns the device number of the mount at `path`, as `/proc/locks` names it.
 pub(crate) fn device_at(path: &Path) -> Option<(u32, u32)> {
     mount_at(path).ok()??.device
 }
 
-/// What is mounted exactly at `path`, the topmost when several are.
+/// Returns the mount exactly at `path`, the topmost when there are several.
 fn mount_at(path: &Path) -> Result<Option<Present>, MountError> {
     let table = fs::read("/proc/self/mountinfo")
         .map_err(|source| MountError::Inspect { path: path.to_owned(), source })?;
     Ok(find_mount(&table, path))
 }
 
-/// Whether a mount of ours is the topmost one at `path`.
+/// Returns whether a Tidemark mount is the topmost one at `path`.
 pub(crate) fn is_ours_at(path: &Path) -> Result<bool, MountError> {
     let present = mount_at(path)?;
     Ok(present.is_some_and(|present| present.fs_type == FS_TYPE && present.source == SOURCE))
 }
 
-/// proc_pid_mountinfo(5): field 3 is the device, field 5 the mount point, with blanks and backslashes as three octal
-/// digits; the type and the source follow a lone dash.
+/// Finds the mount in a table of proc_pid_mountinfo(5): field 3 is the device, field 5 the mount point, with blanks and
+/// backslashes as three octal digits; the type and the source follow a lone dash.
 fn find_mount(table: &[u8], path: &Path) -> Option<Present> {
     let mut found = None;
     for line in table.split(|&byte| byte == b'\n') {

@@ -1,6 +1,6 @@
-//! Requests that find, make, move or take away names, once other nodes have had their say.
+//! Requests that find, make, move or remove names, once other nodes have granted leave.
 //!
-//! Owns: what each does with its leave. Does not own: getting it (`gate`), the namespace's part.
+//! Owns: what each request does with its leave. Does not own: getting leave (`gate`), the namespace's part.
 
 use crate::adapter::FILE_MODE_BITS;
 use crate::cold::{Job, Workers};
@@ -13,7 +13,7 @@ use tidemark_namespace::{Caller, Looked, NodeId, RENAME_EXCHANGE, Special};
 /// A directory and a name in it.
 pub(crate) type Place = (NodeId, Vec<u8>);
 
-/// unlink or rmdir.
+/// Kind of removal: unlink or rmdir.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Remove {
     Name,
@@ -24,7 +24,7 @@ fn change((parent, name): &Place, sure: bool) -> Wanted {
     Wanted::Change { parent: *parent, name: name.clone(), sure }
 }
 
-/// Finds a name. Where a file's names are about to go to a new one, a worker sees to that first.
+/// Finds a name. If the names of a file are about to go to a new node, a worker completes that first.
 pub(crate) fn lookup(
     shared: &Shared,
     workers: &Workers,
@@ -47,7 +47,7 @@ pub(crate) fn lookup(
     );
 }
 
-/// A directory that this node makes is its own.
+/// Makes a directory, which this node then has to itself.
 pub(crate) fn mkdir(
     shared: &Shared,
     workers: &Workers,
@@ -72,7 +72,7 @@ pub(crate) fn mkdir(
     );
 }
 
-/// Makes a pipe, a socket or a device; or an empty file, which nobody has open and which stays.
+/// Makes a pipe, a socket or a device; or an empty file, which is not opened and stays.
 pub(crate) fn mknod(
     shared: &Shared,
     workers: &Workers,
@@ -99,7 +99,7 @@ pub(crate) fn mknod(
     );
 }
 
-/// Takes a name away.
+/// Removes a name.
 pub(crate) fn remove(
     shared: &Shared,
     workers: &Workers,

@@ -1,12 +1,11 @@
-//! Telling the kernel that something it has cached is no longer so.
+//! Notifies the kernel that something it has cached has changed.
 //!
-//! Owns: the one thread that sends invalidations, and its queue. Does not own: who decides that something
-//! changed (the node loop).
+//! Owns: the one thread that sends invalidations, and its queue. Does not own: the decision that something changed (the node loop).
 //!
-//! The kernel takes the directory's lock to drop an entry, and a request handler may be answering a request
-//! under that very lock: sent from a handler it would never end. So invalidations are only put into a queue,
-//! and one thread that holds no lock of ours sends them. The queue is bounded; when it is full the invalidation
-//! is dropped and counted, because cached entries and attributes end by their time to live anyway.
+//! The kernel takes the directory's lock to drop an entry, and a request handler may be answering a request under that very lock: an
+//! invalidation sent from a handler would never end. So invalidations are only put into a queue, and one thread that holds no lock of the
+//! daemon sends them. If the bounded queue is full, the invalidation is dropped and counted, because cached entries and attributes end by
+//! their time to live anyway.
 
 use std::ffi::OsString;
 use std::io;
@@ -18,7 +17,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use crate::attr::TTL_DEFAULT;
 use fuser::{INodeNo, Notifier};
 
-/// Waiting invalidations. 4096 names of at most 255 bytes are about 1 MiB.
+/// The most invalidations that wait. 4096 names of at most 255 bytes are about 1 MiB.
 const QUEUE_MAX: usize = 4096;
 
 #[derive(Debug)]
@@ -36,15 +35,15 @@ enum Stale {
         node: u64,
         name: Vec<u8>,
     },
-    /// The node's attributes, and no pages.
+    /// The node's attributes, without its pages.
     Attributes {
         node: u64,
     },
-    /// All that was put before this was sent.
+    /// A marker: everything queued before it was sent.
     Sent(SyncSender<()>),
 }
 
-/// Puts invalidations into the queue. Never blocks, may be called from anywhere.
+/// Puts invalidations into the queue. Never blocks; any thread may call it.
 #[derive(Debug, Clone)]
 pub struct Invalidator {
     queue: SyncSender<Stale>,
@@ -52,31 +51,31 @@ pub struct Invalidator {
 }
 
 impl Invalidator {
-    /// The name no longer means what the kernel remembers.
+    /// Invalidates a name that leads elsewhere now.
     pub fn entry(&self, parent: u64, name: &[u8]) {
         self.put(Stale::Entry { parent, name: name.to_vec() });
     }
 
-    /// The name is gone, and was the node's last.
+    /// Invalidates a name that is gone, and was the node's last.
     pub fn gone(&self, parent: u64, node: u64, name: &[u8]) {
         self.put(Stale::Gone { parent, node, name: name.to_vec() });
     }
 
-    /// The node's attributes (and, in FALLBACK, cached pages) are no longer right.
+    /// Invalidates the node's attributes (and, in FALLBACK, cached pages).
     pub fn node(&self, node: u64) {
         self.put(Stale::Node { node });
     }
 
-    /// Has the kernel forget these names of a node before they lead to another, and the node once nobody has it open. Blocks until it
-    /// has, or until it believes none of them any more: a directory may be locked by a call that waits for us. Not to be
-    /// called by a thread that answers requests.
+    /// Makes the kernel forget these names of a node before they lead to another, and the node once no process has it open. Blocks until
+    /// the kernel has done so, or until their time to live is over: a directory may be locked by a call that waits for the daemon. Not to
+    /// be called by a thread that answers requests.
     pub(crate) fn forget_names(&self, node: u64, names: Vec<(u64, Vec<u8>)>) {
         let names = names.into_iter().map(|(parent, name)| Stale::Gone { parent, node, name });
         self.send_and_wait(names.chain([Stale::Attributes { node }]));
     }
 
-    /// Blocks until the kernel has been told of everything that was put before, or until it believes none of it any more: whoever is told
-    /// that a name is gone must not see it. Not to be called by a thread that answers requests.
+    /// Blocks until the kernel has received every invalidation that was queued before, or until the time to live is over: a program that
+    /// was notified that a name is gone must not see it. Not to be called by a thread that answers requests.
     pub fn wait(&self) {
         self.send_and_wait(std::iter::empty());
     }
@@ -84,7 +83,7 @@ impl Invalidator {
     fn send_and_wait(&self, stale: impl Iterator<Item = Stale>) {
         let (done, sent) = sync_channel(1);
         if stale.chain([Stale::Sent(done)]).all(|stale| self.queue.try_send(stale).is_ok()) {
-            // Whether it came in time or not, what was cached is not believed now.
+            // Whether the answer came in time or not, the kernel no longer believes what it had cached.
             let _ = sent.recv_timeout(TTL_DEFAULT);
         } else {
             self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -92,7 +91,7 @@ impl Invalidator {
         }
     }
 
-    /// Invalidations dropped because the queue was full; they took effect when the time to live ended.
+    /// Returns the number of invalidations that were dropped because the queue was full; they took effect when the time to live ended.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
@@ -105,7 +104,7 @@ impl Invalidator {
     }
 }
 
-/// Starts the thread. It ends when the last [`Invalidator`] is dropped.
+/// Starts the thread, which ends when the last [`Invalidator`] is dropped.
 pub(crate) fn start(notifier: Notifier) -> io::Result<Invalidator> {
     let (queue, waiting) = sync_channel(QUEUE_MAX);
     std::thread::Builder::new().name("mount-notify".into()).spawn(move || send_all(&notifier, &waiting))?;
@@ -121,13 +120,13 @@ fn send_all(notifier: &Notifier, waiting: &Receiver<Stale>) {
             // From offset 0 to the end: attributes and all pages (fs/fuse/inode.c, fuse_reverse_inval_inode).
             Stale::Node { node } => notifier.inval_inode(INodeNo(*node), 0, 0),
             Stale::Attributes { node } => notifier.inval_inode(INodeNo(*node), -1, 0),
-            // Besides dropping the entry it sets the inode's link count to zero: otherwise the kernel would keep an inode without
-            // a name, and we its bytes, until it is short of memory itself.
+            // Drops the entry, and sets the inode's link count to zero: otherwise the kernel would keep an inode without a name, and the
+            // daemon its bytes, until the kernel is short of memory itself.
             Stale::Gone { parent, node, name } => {
                 notifier.delete(INodeNo(*parent), INodeNo(*node), &OsString::from_vec(name.clone()))
             }
             Stale::Sent(done) => {
-                // Whoever waits for it may have given up.
+                // The waiting caller may have timed out.
                 let _ = done.try_send(());
                 continue;
             }

@@ -1,7 +1,7 @@
-//! Whether passthrough works here, found out by using it.
+//! Tests by use whether passthrough works here.
 //!
-//! Owns: a throw-away mount with one file, written and read through the kernel. Does not own: the decision what
-//! to do without passthrough (`session`).
+//! Owns: a throw-away mount with one file, written and read through the kernel. Does not own: the decision for FALLBACK
+//! (`session`).
 //!
 //! Versions lie: passthrough can be compiled out, be refused by a container, by the backing file system's stack
 //! depth, or be there with a size bug (6.9 to 6.11: the inode's size did not grow with a passthrough write). So
@@ -30,10 +30,10 @@ const FILE_NODE: INodeNo = INodeNo(2);
 /// Two writes of this odd size: the second grows the file, and neither ends at a page's end.
 const WRITE_BYTES: usize = 65_537;
 
-/// Tries passthrough onto `backing`, a read-only descriptor of an empty regular file of the kind that the mount
-/// will use. The file is written to: do not use it again. Costs about 2 ms.
+/// Tries passthrough onto `backing`, a read-only descriptor of an empty regular file of the kind that the mount will
+/// use. The file is written to: do not use it again. Costs about 2 ms.
 ///
-/// The error says in words why not.
+/// The error says in words why passthrough does not work.
 pub(crate) fn passthrough(backing: BorrowedFd<'_>) -> Result<(), String> {
     let device = open_device().map_err(|error| error.to_string())?;
     let tree = private_mount(&device)?;

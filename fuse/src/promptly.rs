@@ -1,7 +1,7 @@
-//! The threads that answer requests run soon after they are woken.
+//! Makes the threads that answer requests run soon after they are woken.
 //!
-//! Owns: that each of them asks for it once. Does not own: how a thread asks (the engine's `priority`), or where the threads come
-//! from (fuser starts them, and leaves no place to do this).
+//! Owns: that each thread asks for it once. Does not own: how a thread asks (the engine's `priority`), nor starting the threads (fuser
+//! does, and offers no hook for this).
 
 use std::cell::Cell;
 use tidemark_tier1::priority;
@@ -10,7 +10,7 @@ thread_local! {
     static ASKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The calling thread answers requests that carry no bytes. Costs nothing after its first.
+/// Marks the calling thread as one that answers requests without bytes. Costs nothing after the first call of a thread.
 pub(crate) fn answering() {
     if !ASKED.replace(true)
         && let Err(error) = priority::run_soon()

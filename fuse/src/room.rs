@@ -1,10 +1,10 @@
-//! Calls that wait for memory that is on its way back.
+//! Repeats calls that wait for memory that is being freed.
 //!
-//! Owns: that no leave is kept meanwhile, and how often it is asked for anew. Does not own: who waits, and for how long (the namespace's
-//! `RoomWait`), leave (`gate`), the threads (`cold`).
+//! Owns: that no leave is kept meanwhile, and how often it is asked for anew. Does not own: which calls wait, and for how long (the
+//! namespace's `RoomWait`), leave (`gate`), the threads (`cold`).
 //!
-//! The memory of this node may take half a minute to come back, and no other node is to wait for that. So a call gives its leave back, gets
-//! it anew, and is made from the start: the name may mean another file by then, or none.
+//! Memory of this node may take half a minute to be freed, and no other node is to wait for that. So a call gives its leave back, gets it
+//! anew, and is repeated from the start: the name may mean another file by then, or none.
 
 use crate::cold::Workers;
 use crate::gate::{self, Call, Leave};
@@ -13,18 +13,18 @@ use fuser::{ReplyCreate, ReplyOpen};
 use std::time::Duration;
 use tidemark_namespace::{Attr, FsError, OpenFile, RequestId};
 
-/// The longest pause before other nodes are asked for leave anew. Where room is awaited for seconds, eight ranks ask 32 times a second.
+/// The longest pause before other nodes are asked for leave anew. If calls wait for room for seconds, eight ranks ask 32 times a second.
 const ASK_AGAIN_MAX: Duration = Duration::from_millis(250);
 
-/// More doublings of any pause are beyond that.
+/// More doublings of any pause exceed that limit.
 const DOUBLINGS_MAX: u32 = 16;
 
-/// The pause before a call that has asked other nodes `asked` times is made again; `look` is that of a call that asks nobody.
+/// Returns the pause before a call that has asked other nodes `asked` times is repeated; `look` is the pause of a call that asks no node.
 fn pause_before_asking(look: Duration, asked: u32) -> Duration {
     look.saturating_mul(1 << asked.min(DOUBLINGS_MAX)).min(ASK_AGAIN_MAX).max(look)
 }
 
-/// Makes a call again while it finds no room. `pause` is given the leave of the last try, and gives that of the next.
+/// Repeats a call while it finds no room. `pause` takes the leave of the last try, and returns the leave for the next.
 fn until_room<L, R>(
     mut leave: L,
     call: impl Fn() -> Result<R, FsError>,
@@ -38,10 +38,10 @@ fn until_room<L, R>(
     }
 }
 
-/// Makes a call again while it finds no room and room may still come: see `RoomWait`. Its leave is given back for each pause. Blocks.
+/// Repeats a call while it finds no room and room may still come: see `RoomWait`. Gives the leave back for each pause. Blocks.
 ///
 /// # Errors
-/// Those of the call; those of getting leave anew ([`gate::enter_again`]).
+/// The errors of the call, and of getting leave anew ([`gate::enter_again`]).
 pub(crate) fn when_room<R>(
     shared: &Shared,
     leave: Leave,
@@ -63,7 +63,7 @@ pub(crate) fn when_room<R>(
     })
 }
 
-/// Answers a CREATE with what `call` makes, now or, without room, on a worker that waits for it.
+/// Answers a CREATE with the result of `call`: now or, without room, on a worker that waits for room.
 pub(crate) fn create(
     shared: &Shared,
     workers: &Workers,
@@ -83,7 +83,7 @@ pub(crate) fn create(
             });
             shared.answer_create(request, made, reply);
         })),
-        // The name was there, and is saved over.
+        // The name existed, and its file is saved over.
         Ok(made) if made.1.awaits_bytes > 0 => {
             drop(leave);
             workers.ask(Call::short_of_room(Leave::default(), move |shared, thread| {
@@ -97,7 +97,7 @@ pub(crate) fn create(
     }
 }
 
-/// A call that answers an OPEN once the room has come that the file had which it saves over. Nobody else is kept waiting.
+/// Makes a call that answers an OPEN for saving over a file once that file's room is free. No other call is kept waiting.
 pub(crate) fn answer_open_later(request: RequestId, file: OpenFile, reply: ReplyOpen) -> Call {
     Call::short_of_room(Leave::default(), move |shared, thread| {
         if thread.is_ok() {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
 
-    /// Counts those that are there.
+    /// Counts the leaves that are held.
     struct Held<'a>(&'a Cell<u32>);
 
     impl<'a> Held<'a> {
@@ -158,7 +158,7 @@ mod tests {
             };
             assert_eq!(until_room(Held::get(&held), full, pause).err(), Some(error));
         }
-        // Another node made the name while it was waited.
+        // Another node made the name during the wait.
         let answers = RefCell::new(vec![Err(FsError::Exists), Err(FsError::NoSpace)]);
         let call = || answers.borrow_mut().pop().expect("no third try").map(|()| 0);
         assert_eq!(until_room((), call, Ok).err(), Some(FsError::Exists));

@@ -31,27 +31,27 @@ use std::time::{Duration, Instant, SystemTime};
 use tidemark_namespace::Namespace;
 use tidemark_tier1::Tier1;
 
-/// Threads that answer requests. Metadata requests take microseconds, and each thread costs a buffer of 16 MiB of
-/// address space; in FALLBACK two are the least that let one write be received while another is copied.
+/// Threads that answer requests. Metadata requests take microseconds, and each thread costs a buffer of 16 MiB of address space. In
+/// FALLBACK at least two are needed, so that one write is received while another is copied.
 const THREADS_MIN: usize = 2;
 const THREADS_MAX: usize = 8;
 
-/// After an unmount the kernel ends the session at once unless something is still open below.
+/// How long to wait for the session's end. After an unmount the kernel ends the session at once unless something is still open below.
 const SESSION_END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Which data path to use.
+/// The choice of a data path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ModeChoice {
     /// Passthrough where the probe says it works, FALLBACK elsewhere.
     #[default]
     Auto,
-    /// Passthrough or no mount.
+    /// Passthrough, or no mount.
     Passthrough,
     /// FALLBACK even where passthrough works.
     Fallback,
 }
 
-/// Which data path is in use.
+/// The data path in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// The kernel reads and writes Tier-1 itself.
@@ -69,10 +69,10 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What to mount where.
+/// The settings of a mount.
 #[derive(Debug, Clone)]
 pub struct MountSettings {
-    /// Made if missing; refused when not empty or when it carries a live mount.
+    /// The path of the mount. Created if missing; refused when not empty or when it carries a live mount.
     pub mountpoint: PathBuf,
     pub mode: ModeChoice,
     pub session: SessionSettings,
@@ -83,7 +83,7 @@ pub struct MountSettings {
 pub struct SessionSettings {
     /// Threads that answer requests; 0 chooses by the number of CPUs, between 2 and 8.
     pub threads: usize,
-    /// Idle processors are kept from sleeping while requests follow each other (`awake`), where the kernel can be asked.
+    /// Whether idle processors are kept awake while requests follow each other (`awake`), where the kernel permits it.
     pub keep_awake: bool,
 }
 
@@ -94,21 +94,21 @@ impl Default for SessionSettings {
 }
 
 impl MountSettings {
-    /// The defaults: automatic mode, threads by the number of CPUs, processors kept awake.
+    /// Makes the default settings: automatic mode, threads by the number of CPUs, processors kept awake.
     #[must_use]
     pub fn new(mountpoint: impl Into<PathBuf>) -> Self {
         Self { mountpoint: mountpoint.into(), mode: ModeChoice::Auto, session: SessionSettings::default() }
     }
 }
 
-/// A mount that lives while no daemon serves it: all that its next daemon needs.
+/// A mount that lives while no daemon serves it, with everything that its next daemon needs.
 #[derive(Debug)]
 pub struct KeptMount {
     pub device: OwnedFd,
     pub record: MountRecord,
 }
 
-/// What is known of a mount besides its device.
+/// The facts about a mount besides its device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountRecord {
     pub path: PathBuf,
@@ -120,7 +120,7 @@ pub struct MountRecord {
 }
 
 impl MountRecord {
-    /// The kernel sends unanswered requests again (Linux 6.9): the mount can go on under another daemon.
+    /// Returns whether the kernel sends unanswered requests again (Linux 6.9), so that the mount can continue under another daemon.
     #[must_use]
     pub fn can_be_taken_over(&self) -> bool {
         self.init.can_resend()
@@ -130,7 +130,7 @@ impl MountRecord {
 /// Mounts and serves until unmounted. `tier1` is where the namespace keeps its files: the probe uses one of them.
 ///
 /// # Errors
-/// Says which step failed, on which path, and what to do; nothing stays mounted then.
+/// The error names the failed step, the path, and what to do; nothing stays mounted.
 pub fn mount(
     settings: &MountSettings,
     tier1: &Arc<Tier1>,
@@ -161,11 +161,10 @@ pub fn mount(
     }
 }
 
-/// Goes on serving a mount whose daemon died. `namespace` has taken up its handles. What the kernel had asked and got no
-/// answer to it asks again.
+/// Continues to serve a mount whose daemon died. `namespace` has recovered its handles. The kernel sends requests that got no answer again.
 ///
 /// # Errors
-/// The mount stays as it is then, for another try.
+/// On an error the mount stays as it is, for another try.
 pub fn take_over(
     kept: KeptMount,
     settings: SessionSettings,
@@ -179,16 +178,16 @@ pub fn take_over(
     Ok(Mounted { record, served, detached: Mutex::new(false) })
 }
 
-/// Takes away a mount whose daemon died and which cannot be taken over; lazily, so that whoever uses it is not waited for.
-/// The last descriptor of its device ends it for good.
+/// Unmounts, lazily, a mount whose daemon died and which cannot be taken over. Does not wait for processes that use it. Closing the last
+/// descriptor of its device ends the mount for good.
 ///
 /// # Errors
-/// When it cannot be unmounted.
+/// If it cannot be unmounted.
 pub fn give_up(kept: KeptMount) -> Result<(), MountError> {
     detach(&kept.record.path, true, kept.record.privileged)
 }
 
-/// Passthrough or not, and why, without mounting anything at a path: what `ckptctl doctor` shows.
+/// Returns whether passthrough works, and why, without mounting anything at a path: shown by `ckptctl doctor`.
 #[must_use]
 pub fn probe_mode(tier1: &Arc<Tier1>) -> (Mode, String) {
     let backing = match tier1.create(None) {
@@ -213,7 +212,7 @@ fn choose(choice: ModeChoice, tier1: &Arc<Tier1>) -> Result<(Mode, String), Moun
     Ok(chosen)
 }
 
-/// One mount has one mode, so what works for memory must work for the spill too.
+/// Tests passthrough for the spill: a mount has one mode, so what works for memory must work for the spill too.
 fn probe_spill(tier1: &Arc<Tier1>) -> Result<(), String> {
     let backing = tier1.create_spilled(Some(0)).map_err(|error| error.to_string())?;
     let descriptor = backing.read_fd().map_err(|error| error.to_string())?;
@@ -238,7 +237,7 @@ struct Served {
     invalidator: Invalidator,
     ended: Arc<Ended>,
     init: InitExchange,
-    /// Major and minor number; none where the mount was not found in the table of mounts.
+    /// Major and minor number; `None` where the mount was not found in the table of mounts.
     number: Option<(u32, u32)>,
 }
 
@@ -290,7 +289,7 @@ fn serve(
     };
     let mut config = Config::default();
     config.n_threads = Some(threads(settings.threads));
-    // The kernel checks who may enter (allow_other); fuser's own check would only repeat it.
+    // The kernel checks which users may enter (allow_other); fuser's own check would only repeat it.
     let (session, init) = handshake::begin(adapter, &device, config, kept).map_err(handshake)?;
     if kept.is_some() {
         shared.data().take_up(&shared.namespace).map_err(handshake)?;
@@ -323,7 +322,7 @@ fn threads(wanted: usize) -> usize {
         .map_or(THREADS_MIN, |cpus| cpus.get().clamp(THREADS_MIN, THREADS_MAX))
 }
 
-/// A mount that serves. Dropping it unmounts lazily.
+/// A mount that is being served. Dropping it unmounts lazily.
 #[derive(Debug)]
 pub struct Mounted {
     record: MountRecord,
@@ -332,84 +331,84 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Where, absolute and without symlinks.
+    /// Returns the path of the mount, absolute and without symlinks.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.record.path
     }
 
-    /// How the bytes travel.
+    /// Returns the data path in use.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.record.mode
     }
 
-    /// Why this mode, in words for `status` and `doctor`.
+    /// Returns the reason for the mode, in words for `status` and `doctor`.
     #[must_use]
     pub fn reason(&self) -> &str {
         &self.record.reason
     }
 
-    /// What the next daemon needs besides the device.
+    /// Returns the record that the next daemon needs besides the device.
     #[must_use]
     pub fn record(&self) -> &MountRecord {
         &self.record
     }
 
-    /// Users other than the daemon's may enter.
+    /// Returns whether users other than the daemon's may enter.
     #[must_use]
     pub fn allow_other(&self) -> bool {
         self.record.allow_other
     }
 
-    /// Requests so far, by kind.
+    /// Returns the numbers of requests so far, by kind.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.served.shared.counters.snapshot()
     }
 
-    /// How long idle processors were kept from sleeping for requests, over all spells of them that are over.
+    /// Returns how long idle processors were kept awake for requests, over all finished spells.
     #[must_use]
     pub fn kept_awake(&self) -> Duration {
         self.served.shared.awake.held()
     }
 
-    /// For telling the kernel of changes that did not come through the mount.
+    /// Returns the invalidator, which notifies the kernel of changes that did not come through the mount.
     #[must_use]
     pub fn invalidator(&self) -> &Invalidator {
         &self.served.invalidator
     }
 
-    /// The `/dev/fuse` descriptor. Whoever holds a duplicate keeps the mount alive without this process.
+    /// Returns the `/dev/fuse` descriptor. A process that holds a duplicate keeps the mount alive without this process.
     #[must_use]
     pub fn device(&self) -> BorrowedFd<'_> {
         self.served.device.as_fd()
     }
 
-    /// Whether the mount is still at its path. True where that cannot be found out.
+    /// Returns whether the mount is still at its path; true where that cannot be determined.
     #[must_use]
     pub fn is_there(&self) -> bool {
         is_ours_at(&self.record.path).unwrap_or(true)
     }
 
-    /// Whether a directory is of this mount, by whatever path: a bind mount shows it under another one. Follows symbolic links, and
-    /// asks the file system of `directory`, which may be this one: not to be called by a thread that serves it.
+    /// Returns whether a directory belongs to this mount, by whatever path: a bind mount shows it under another one. Follows symbolic
+    /// links, and asks the file system of `directory`, which may be this one: not to be called by a thread that serves it.
     ///
     /// # Errors
-    /// The directory cannot be looked at.
+    /// The directory cannot be examined.
     pub fn holds(&self, directory: &Path) -> io::Result<bool> {
         let device = std::fs::metadata(directory)?.dev();
         Ok(self.served.number == Some((rustix::fs::major(device), rustix::fs::minor(device))))
     }
 
-    /// Takes the mount away and waits, at most five seconds, for the session to end. Lazily, the name goes at
-    /// once and what is open stays usable until it is closed or this process ends.
+    /// Unmounts and waits, at most five seconds, for the session to end. If `lazy`, the name goes at once, and open files stay usable until
+    /// they are closed or this process ends.
     ///
     /// # Errors
-    /// [`MountError::Busy`] names who has what open; the mount then goes on serving.
+    /// [`MountError::Busy`] names the processes and the paths that they have open; the mount then continues to serve.
     pub fn unmount(&self, lazy: bool) -> Result<(), MountError> {
         let mut detached = self.detached.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whatever else has the path now is not ours to take away.
+        // Another mount that has the path now must stay.
         if !*detached && self.is_there() {
             detach(&self.record.path, lazy, self.record.privileged)?;
         }
@@ -421,10 +420,10 @@ impl Mounted {
         Ok(())
     }
 
-    /// Blocks until the session has ended, however that came about.
+    /// Blocks until the session has ended, for whatever reason.
     ///
     /// # Errors
-    /// When its threads could not go on; the log has said why.
+    /// If its threads failed; the log has the reason.
     pub fn wait(&self) -> io::Result<()> {
         let ended = &self.served.ended;
         let mut result = ended.result.lock().unwrap_or_else(PoisonError::into_inner);
@@ -437,7 +436,7 @@ impl Mounted {
         }
     }
 
-    /// Blocks until the session has ended or the time is up; whether it has ended.
+    /// Blocks until the session has ended or the time is up; returns whether the session has ended.
     #[must_use]
     pub fn ended_within(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;

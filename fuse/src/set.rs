@@ -1,6 +1,6 @@
-//! Requests that set attributes, once other nodes have had their say.
+//! Requests that set attributes, once other nodes have granted leave.
 //!
-//! Owns: what each does with its leave. Does not own: getting it (`gate`), cutting a file (`cold`), the namespace's part.
+//! Owns: what each request does with its leave. Does not own: getting leave (`gate`), cutting a file (`cold`), the namespace's part.
 
 use crate::cold::{Job, Workers};
 use crate::gate::{self, Leave, Wanted};
@@ -8,7 +8,7 @@ use crate::shared::Shared;
 use fuser::{ReplyAttr, ReplyEmpty};
 use tidemark_namespace::{Caller, FsError, Namespace, NodeId, SetAttr};
 
-/// A size is set by a worker, as it may have to wait. `writes`: the caller has the file open for writing, so has had leave.
+/// Sets attributes. A worker sets a size, as it may have to wait. `writes`: the caller has the file open for writing, so has had leave.
 pub(crate) fn setattr(
     shared: &Shared,
     workers: &Workers,
@@ -43,7 +43,7 @@ pub(crate) fn setattr(
     );
 }
 
-/// Sets an extended attribute, or takes one away.
+/// Sets an extended attribute, or removes one.
 pub(crate) fn xattr(
     shared: &Shared,
     workers: &Workers,

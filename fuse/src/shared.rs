@@ -1,6 +1,6 @@
-//! What all threads that answer requests share, and the answers that several kinds of requests have in common.
+//! State that all threads that answer requests share, and answers that several kinds of requests have in common.
 //!
-//! Owns: that a file the kernel never heard of is given back. Does not own: which request gets which answer (`adapter`,
+//! Owns: giving back a file that the kernel never learned of. Does not own: which request gets which answer (`adapter`,
 //! `cold`).
 
 use crate::attr;
@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidemark_namespace::{Answer, Attr, DirEntry, FsError, Namespace, NodeId, OpenFile, RequestId};
 
-/// What the session threads and the restore threads share.
+/// State shared by the session threads and the restore threads.
 pub(crate) struct Shared {
     pub(crate) namespace: Arc<Namespace>,
     pub(crate) host: Arc<dyn Host>,
@@ -29,7 +29,7 @@ pub(crate) struct Shared {
     pub(crate) data: OnceLock<DataPath>,
     pub(crate) block_size: u32,
     pub(crate) listings: Listings,
-    /// Set before the first request comes.
+    /// Set before the first request.
     pub(crate) invalidator: OnceLock<Invalidator>,
 }
 
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// A request has come, to a thread of the session.
+    /// Counts a request that a thread of the session received.
     pub(crate) fn count(&self, opcode: Opcode) {
         // In FALLBACK requests carry bytes, and copying those is work like any other.
         if matches!(self.data.get(), Some(DataPath::Passthrough(_))) {
@@ -51,7 +51,7 @@ impl Shared {
         self.counters.count(opcode);
     }
 
-    /// How long the kernel may keep a name: not at all where other nodes may change it.
+    /// Returns how long the kernel may keep a name: not at all where other nodes may change it.
     pub(crate) fn ttl(&self, found: &Attr) -> Duration {
         if self.host.cluster().is_some() { Duration::ZERO } else { attr::ttl(found) }
     }
@@ -60,7 +60,7 @@ impl Shared {
         self.data.get().expect("set when INIT was answered, and no request comes before that")
     }
 
-    /// What a request that is sent again came to the first time; none where it was not carried out.
+    /// Returns the first result of a request that is sent again, or `None` if the request was not carried out.
     pub(crate) fn answered(&self, request: &Request) -> Option<Answer> {
         if is_resent(request) { self.namespace.answered(request_id(request)) } else { None }
     }
@@ -74,7 +74,8 @@ impl Shared {
         self.namespace.delivered(request);
     }
 
-    /// Makes a call that needs room; where a worker has to wait for what was just removed, there is none yet.
+    /// Makes a call that needs room. If a worker has to wait for files that were just removed, returns
+    /// [`FsError::NoSpace`] without calling.
     pub(crate) fn unless_departing<R>(
         &self,
         call: impl FnOnce() -> Result<R, FsError>,
@@ -82,13 +83,14 @@ impl Shared {
         if self.namespace.awaits_departures() { Err(FsError::NoSpace) } else { call() }
     }
 
-    /// The next entries of the listing that a directory's handle reads; none is its end.
+    /// Returns the next entries of the listing that a directory's handle reads; none at its end.
     pub(crate) fn list(&self, node: NodeId, fh: u64, cookie: u64) -> Result<Vec<DirEntry>, FsError> {
         let end = self.listings.end(fh, cookie == 0, || self.namespace.listing_end(node))?;
         self.namespace.readdir_to(node, cookie, end)
     }
 
-    /// Before the kernel is sent back to the names of a node: they are about to lead to another.
+    /// Makes the kernel forget the names of a node that are about to lead to another, before the kernel is sent back to
+    /// them.
     pub(crate) fn forget_names(&self, node: NodeId) {
         let names = self.namespace.names_of(node);
         if let (Some(invalidator), false) = (self.invalidator.get(), names.is_empty()) {
@@ -126,7 +128,7 @@ impl Shared {
         self.answer_create(request, made, reply);
     }
 
-    /// Answers what entered a node before.
+    /// Answers a request that made an entry before.
     pub(crate) fn answer_entry_again(&self, request: RequestId, answer: Answer, reply: ReplyEntry) {
         let made = match answer {
             Answer::Entered(node) => self.namespace.enter(node),
@@ -144,7 +146,7 @@ impl Shared {
         self.answer_entry(request, made, reply);
     }
 
-    /// Answers a CREATE with what the namespace made, or takes it back when it cannot be.
+    /// Answers a CREATE with the file that the namespace made, or takes the file back when the answer fails.
     pub(crate) fn answer_create(
         &self,
         request: RequestId,
@@ -166,7 +168,7 @@ impl Shared {
         self.namespace.delivered(request);
     }
 
-    /// Gives a file back that the kernel never heard of.
+    /// Gives back a file that the kernel never learned of.
     pub(crate) fn give_back(&self, file: &OpenFile) {
         if let Err(error) = self.namespace.take_back(file.fh) {
             tracing::warn!(fh = file.fh, %error, "an open file could not be given back");
@@ -183,7 +185,7 @@ impl Shared {
         self.namespace.delivered(request);
     }
 
-    /// Answers what is done or not, and has nothing more to say.
+    /// Answers a request whose result is success or an error only.
     pub(crate) fn answer_done(&self, request: RequestId, result: Result<(), FsError>, reply: ReplyEmpty) {
         answer_empty(result, reply);
         self.namespace.delivered(request);

@@ -1,40 +1,39 @@
 //! Whether a file was closed by its program or by the kernel because the program ended.
 //!
-//! Owns: looking at the closing thread at FLUSH, for the daemon and for the keeper that stands in for it. Does not own: what
-//! a cut file means (the namespace).
+//! Owns: examining the closing thread at FLUSH, for the daemon and for the keeper that stands in for it. Does not own: what a cut file
+//! means (the namespace).
 //!
 //! FLUSH names the thread that closes. When a process ends with files open, the kernel closes them from
 //! `do_exit`, after the thread has given up its memory (`exit_mm` comes before `exit_files`, kernel/exit.c): its
-//! `statm` in /proc then reads zero, which no living program's does. Killed by a signal or ended by exit, no
-//! `close(2)` was called, so both are cut: a program that ended in the middle of a write looks just like one that
-//! ended after it. A thread that this process cannot see (another pid namespace) counts as having called
-//! `close(2)`: FLUSH then carries pid 0.
+//! `statm` in /proc then reads zero, which no living program's does. If a process was killed by a signal or ended by exit, no `close(2)`
+//! was called, so both count as cut: a program that ended in the middle of a write looks just like one that ended after it. If this process
+//! cannot see the thread (another pid namespace), FLUSH carries pid 0, and the thread counts as having called `close(2)`.
 //!
-//! PF_EXITING in `/proc/<tid>/stat` would say the same, but must not be read here: kernels take the process's
-//! exec_update_lock for it (seen on 6.18), execve(2) holds that lock while it closes close-on-exec files, and such a
-//! close waits for our answer. `statm` takes only the task's lock.
+//! PF_EXITING in `/proc/<tid>/stat` would say the same, but must not be read here: kernels take the process's exec_update_lock for it (seen
+//! on 6.18), execve(2) holds that lock while it closes close-on-exec files, and such a close waits for the daemon's answer. `statm` takes
+//! only the task's lock.
 
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Seven numbers of at most 20 digits, with blanks.
+/// Length of a statm line: seven numbers of at most 20 digits, with blanks.
 const STATM_MAX_BYTES: usize = 160;
 
-/// Who closed a file.
+/// The closer of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClosedBy {
     /// The program, with `close(2)` (or `dup2`, or close-on-exec).
     Program,
     /// The kernel: the process was killed, or ended without closing.
     Kernel,
-    /// Unknown: the thread is in a pid namespace that we cannot see.
+    /// Unknown: the thread is in a pid namespace that this process cannot see.
     Unseen,
 }
 
 impl ClosedBy {
-    /// The file's bytes may end in the middle of what the program meant to write.
+    /// Returns whether the file's bytes may end in the middle of what the program meant to write.
     #[must_use]
     pub fn cut(self) -> bool {
         match self {
@@ -45,13 +44,14 @@ impl ClosedBy {
 }
 
 thread_local! {
-    /// The file of the thread that this one was asked about last: who writes many files closes one after the other, and opening
-    /// takes twice as long as reading. It names that very thread: once that is gone, it reads as ESRCH, whoever has its id then.
+    /// The statm file of the thread that this thread examined last. A program that writes many files closes one after the other, and
+    /// opening takes twice as long as reading. The open file belongs to that very thread: once the thread is gone, reading returns ESRCH,
+    /// even if its id is in use again.
     static LAST: RefCell<Option<(u32, File)>> = const { RefCell::new(None) };
 }
 
-/// Who closes, given the thread id that FLUSH carries. One read of a /proc file: about 3 µs, and 5 µs more where another thread
-/// was asked about before.
+/// Finds the closer from the thread id that FLUSH carries. Costs one read of a /proc file: about 3 µs, and 5 µs more if another thread was
+/// examined before.
 #[must_use]
 pub fn closed_by(tid: u32) -> ClosedBy {
     if tid == 0 {
@@ -81,7 +81,7 @@ fn read_statm(last: &mut Option<(u32, File)>, tid: u32, line: &mut [u8]) -> io::
     Ok(length)
 }
 
-/// Field 1 of a statm line (proc_pid_statm(5)).
+/// Reads field 1 of a statm line (proc_pid_statm(5)).
 fn total_pages(line: &[u8]) -> Option<u64> {
     std::str::from_utf8(line).ok()?.split_ascii_whitespace().next()?.parse().ok()
 }
@@ -115,7 +115,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         child.wait().unwrap();
-        // Its file is the one that was read last; nobody answers for a thread that is gone.
+        // The child's file is the one that was read last; a thread that is gone has no closer.
         assert_eq!(closed_by(child.id()), ClosedBy::Unseen);
         assert!(ClosedBy::Kernel.cut() && !ClosedBy::Program.cut() && !ClosedBy::Unseen.cut());
     }

@@ -1,7 +1,7 @@
-//! The socket through which an upgrade is asked for.
+//! The socket through which callers request an upgrade.
 //!
-//! Owns: its place, the question and the answer, and who may ask: the keeper's own user and root, whatever the state directory's
-//! mode is. Does not own: the upgrade (`keep`).
+//! Owns: the socket's path, the request and the answer, and the callers that are allowed: the keeper's own user and root, whatever the
+//! state directory's mode is. Does not own: the upgrade (`keep`).
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use std::fs;
@@ -12,17 +12,17 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Below the state directory.
+/// The socket's name below the state directory.
 const NAME: &str = "keeper.sock";
 
-/// A path of Linux and a word.
+/// The longest request: a path of Linux and a word.
 const QUESTION_MAX_BYTES: usize = 8 << 10;
 const ANSWER_MAX_BYTES: usize = 4 << 10;
 
-/// Questions that wait: one upgrade runs at a time.
+/// Requests that wait: one upgrade runs at a time.
 const WAITING_MAX: i32 = 4;
 
-/// The keeper gives a new daemon ten seconds, and then the old one as long.
+/// How long a caller waits. The keeper gives a new daemon ten seconds, and then the old one as long.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(40);
 
 /// Why a daemon was not replaced.
@@ -30,7 +30,7 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(40);
 pub enum UpgradeError {
     /// No keeper answers there.
     NoKeeper { path: PathBuf, source: io::Error },
-    /// The keeper says why not; the old daemon serves.
+    /// The keeper refused and says why; the old daemon serves.
     Refused { why: String },
 }
 
@@ -51,11 +51,11 @@ impl std::fmt::Display for UpgradeError {
 
 impl std::error::Error for UpgradeError {}
 
-/// Asks the keeper of a state directory to replace its daemon by `binary`; waits until the new one serves, or the old one
-/// again. Gives the new daemon's process id.
+/// Asks the keeper of a state directory to replace its daemon by `binary`. Waits until the new daemon serves, or the old one serves again.
+/// Returns the new daemon's process id.
 ///
 /// # Errors
-/// [`UpgradeError`]; in both cases the daemon that served goes on or is served again.
+/// [`UpgradeError`]; in both cases the daemon that served continues or is started again.
 pub fn request_upgrade(state_dir: &Path, binary: &Path) -> Result<u32, UpgradeError> {
     let path = state_dir.join(NAME);
     let answer = ask(&path, binary).map_err(|source| UpgradeError::NoKeeper { path, source })?;
@@ -92,11 +92,11 @@ fn seqpacket() -> rustix::io::Result<OwnedFd> {
 pub(crate) struct Listener {
     pub(crate) socket: OwnedFd,
     path: PathBuf,
-    /// Which file it was, so that one that was removed is noticed.
+    /// Device and inode number of the socket's file, so that a removal is noticed.
     inode: (u64, u64),
 }
 
-/// Somebody who asked for an upgrade and waits.
+/// A request for an upgrade, whose caller waits.
 #[derive(Debug)]
 pub(crate) struct Question {
     asker: OwnedFd,
@@ -104,7 +104,7 @@ pub(crate) struct Question {
 }
 
 impl Listener {
-    /// Takes the place of a socket that a dead keeper left: the state directory's lock says that no other lives.
+    /// Replaces a socket that a dead keeper left. The state directory's lock ensures that no other keeper lives.
     pub(crate) fn bind(state_dir: &Path) -> io::Result<Self> {
         let path = state_dir.join(NAME);
         match fs::remove_file(&path) {
@@ -119,7 +119,7 @@ impl Listener {
         Ok(Self { socket, path, inode })
     }
 
-    /// Takes its place again where somebody removed it, and the state directory is there.
+    /// Creates the socket again if it was removed and the state directory is there.
     pub(crate) fn stay(&mut self, state_dir: &Path) {
         if inode_of(&self.path).is_ok_and(|there| there == self.inode) || !state_dir.is_dir() {
             return;
@@ -135,10 +135,10 @@ impl Listener {
         }
     }
 
-    /// The next question. The asker has sent it with its connection, or is not waited for.
+    /// Returns the next request. Callers send it right after they connect; the keeper waits only briefly for it.
     ///
     /// # Errors
-    /// Also when another user asks, who is not answered.
+    /// Also when another user asks; that caller gets no answer.
     pub(crate) fn accept(&self) -> io::Result<Question> {
         let asker = rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC)?;
         let peer = rustix::net::sockopt::socket_peercred(&asker)?;
@@ -155,7 +155,7 @@ impl Listener {
     }
 }
 
-/// The binary that is asked for runs as the keeper's user.
+/// Returns whether a user may ask for an upgrade: the requested binary runs as the keeper's user.
 fn may_ask(uid: u32, own_uid: u32) -> bool {
     uid == own_uid || uid == 0
 }
@@ -167,7 +167,7 @@ fn inode_of(path: &Path) -> io::Result<(u64, u64)> {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Gone already, or with the directory; a stale one is replaced. Another's stays.
+        // The file may be gone, alone or with the directory; a stale one is replaced later. Another keeper's file stays.
         if inode_of(&self.path).is_ok_and(|there| there == self.inode) {
             let _ = fs::remove_file(&self.path);
         }
@@ -185,7 +185,7 @@ impl Question {
 
     fn answer(&self, text: &str) {
         let text = &text.as_bytes()[..text.len().min(ANSWER_MAX_BYTES)];
-        // Whoever asked may have gone.
+        // The caller may be gone.
         let _ = rustix::net::send(&self.asker, text, SendFlags::NOSIGNAL);
     }
 }

@@ -1,6 +1,6 @@
-//! The keeper's loop: one child that serves, and what is done when it dies, is replaced, or ends.
+//! The keeper's loop: one child that serves, and the reaction when it dies, is replaced, or ends.
 //!
-//! Owns: the child, the kept descriptors, signals. Does not own: the words (`message`), the pauses (`restart`).
+//! Owns: the child, the kept descriptors, signals. Does not own: the messages (`message`), the pauses (`restart`).
 
 use crate::control::{Listener, Question};
 use crate::message::{MESSAGE_MAX_BYTES, Message};
@@ -33,35 +33,35 @@ use std::time::{Duration, Instant};
 /// How long a daemon that replaces another may take to serve.
 const REPLACE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a daemon that was told twice to end may take. One that serves unmounts, waits for answers under way and for blocking
-/// work, some 12 s together; one that never served has nothing to lose.
+/// How long a daemon that was told twice to end may take. A serving daemon unmounts, waits for pending answers and for blocking work, some
+/// 12 s together; a daemon that never served has nothing to lose.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 const END_PATIENCE_BEFORE_SERVING: Duration = Duration::from_secs(1);
 
-/// How often the keeper looks around while nothing happens.
+/// Longest sleep of the loop while nothing happens.
 const LOOK_AROUND: Duration = Duration::from_secs(1);
 
-/// What to keep.
+/// The daemon to keep, and its surroundings.
 #[derive(Debug)]
 pub struct Plan {
     /// Arguments of the daemon, without the program's name.
     pub arguments: Vec<OsString>,
-    /// Where the control socket and the keeper's own status go.
+    /// Directory of the control socket and the keeper's own status.
     pub state_dir: PathBuf,
-    /// Kept from the start, by name.
+    /// Descriptors that are kept from the start, by name.
     pub descriptors: BTreeMap<String, OwnedFd>,
 }
 
-/// How it ended.
+/// How keeping ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
     /// The daemon ended on purpose, or never began, with this exit code.
     Ended(u8),
-    /// It was told to end while no daemon was there to do it in order: what was not in Tier-3 is gone.
+    /// The keeper was told to end while no daemon was there to end in order: whatever was not in Tier-3 is gone.
     Abandoned,
 }
 
-/// A binary, by its open file: what it was stays startable whatever happens to its path.
+/// A binary, by its open file: it can be started whatever happens to its path.
 #[derive(Debug)]
 struct Binary {
     file: File,
@@ -75,14 +75,14 @@ struct Daemon {
     started: Instant,
     ready: Option<Instant>,
     stopping: bool,
-    /// It was told to end.
+    /// Whether the daemon was told to end.
     told: bool,
-    /// It was told for the second time, or more often, to end; the first of those.
+    /// When the daemon was told to end for the second time.
     told_again: Option<Instant>,
     pulse: Pulse,
-    /// Its end of the socket is closed: it is on its way out, and has nothing more to say.
+    /// Whether the daemon closed its end of the socket: it is about to die, and sends nothing more.
     hung_up: bool,
-    /// Makes space ready in its place, until it takes over.
+    /// Makes space ready in the daemon's place, until the daemon takes over.
     ahead: Option<RunAhead>,
 }
 
@@ -92,20 +92,20 @@ struct Keep {
     signals: OwnedFd,
     listener: Listener,
     binary: Binary,
-    /// Where systemd or another manager started this process and wants to know how things stand.
+    /// The service manager that started this process and expects status messages, such as systemd.
     manager: Keeper,
     restart: Restart,
     mount: Option<PathBuf>,
-    /// One daemon has served: from now on there is something to keep.
+    /// Whether a daemon has served: from then on there is something to keep.
     served: bool,
-    /// Told to end; the number of times.
+    /// How often the keeper was told to end.
     terminations: u32,
 }
 
 /// Starts `ckptd` (this very binary) and keeps it, until it ends on purpose.
 ///
 /// # Errors
-/// What keeps the keeper itself from starting.
+/// Failures that keep the keeper itself from starting.
 pub fn keep(plan: Plan) -> io::Result<Kept> {
     let signals = sys::watch_signals()?;
     let listener = Listener::bind(&plan.state_dir)?;
@@ -143,13 +143,13 @@ impl Binary {
 }
 
 impl Daemon {
-    /// How long to wait for it at most.
+    /// Returns the longest time to wait for an event of the daemon.
     fn patience(&self) -> Duration {
         self.ahead.as_ref().map_or(LOOK_AROUND, RunAhead::patience).min(LOOK_AROUND)
     }
 
-    /// What becomes readable when it says something, or dies. A socket that was hung up is readable all the time, and
-    /// its process takes tens of milliseconds from there to its death, which are not to be spent asking.
+    /// Returns the descriptor that becomes readable when the daemon sends a message, or dies. A socket that was hung up is always readable,
+    /// and its process takes tens of milliseconds until its death; polling it would waste that time.
     fn voice(&self) -> &OwnedFd {
         if self.hung_up { &self.pidfd } else { &self.socket }
     }
@@ -168,7 +168,7 @@ impl Keep {
                 return Ok(Kept::Ended(exit_code(status)));
             }
             if daemon.told_again.is_some() {
-                // It hung, or was killed by somebody who would not wait either.
+                // The daemon hung, or was killed by a caller that would not wait either.
                 self.abandon();
                 return Ok(Kept::Abandoned);
             }
@@ -190,16 +190,16 @@ impl Keep {
                 }
                 match self.start() {
                     Ok(next) => break next,
-                    // No process or no descriptor to be had: a death like any other, since what is kept must stay.
+                    // No process or no descriptor was available: treated like any death, since the descriptors must stay.
                     Err(error) => (ready, last) = (None, format!("not started: {error}")),
                 }
             };
         }
     }
 
-    /// Starts the present binary with everything that is kept.
+    /// Starts the present binary with all kept descriptors.
     fn start(&self) -> io::Result<Daemon> {
-        // Before the start, which takes some milliseconds: what grows meanwhile is seen to have grown.
+        // Before the start, which takes some milliseconds, so that growth meanwhile is noticed.
         let ahead = if self.served { self.begin_run_ahead() } else { None };
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -212,9 +212,9 @@ impl Keep {
         drop(theirs);
         let names: Vec<_> = std::iter::once(KEEPER_NAME).chain(kept.keys().map(String::as_str)).collect();
         let mut command = self.binary.command();
-        // A group of its own: a terminal's interrupt comes to the keeper, which passes it on once.
+        // In a process group of its own: a terminal's interrupt goes to the keeper, which passes it on once.
         command.args(&self.plan.arguments).env(PASSED_VARIABLE, names.join(":")).process_group(0);
-        // systemd hears this process only, which says what the daemon says.
+        // systemd listens to this process only, which passes the daemon's status on.
         for variable in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
             command.env_remove(variable);
         }
@@ -224,7 +224,7 @@ impl Keep {
         let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(pidfd) => pidfd,
             Err(error) => {
-                // Nobody would hear of its death.
+                // Its death would go unnoticed.
                 child.kill()?;
                 child.wait()?;
                 return Err(error.into());
@@ -246,7 +246,7 @@ impl Keep {
         })
     }
 
-    /// Waits on one daemon until it has died; replaces it when that is asked for.
+    /// Waits on one daemon until it has died, and replaces it when a caller requests that.
     fn serve(&mut self, daemon: &mut Daemon) -> io::Result<ExitStatus> {
         loop {
             let watched = [&self.signals, &daemon.pidfd, daemon.voice(), &self.listener.socket];
@@ -267,7 +267,7 @@ impl Keep {
         }
     }
 
-    /// Takes one signal; whether it says to end.
+    /// Takes one signal, and returns whether it is one to end.
     fn is_told_to_end(&self) -> bool {
         match sys::take_signal(&self.signals) {
             Some(Told::End) => true,
@@ -279,7 +279,7 @@ impl Keep {
         }
     }
 
-    /// Kills a daemon that does not do what only it can do: end when it was told twice, or work while requests wait.
+    /// Kills a daemon that fails to do what no other process can do for it: end when it was told twice, or work while requests wait.
     fn look_after(&self, daemon: &mut Daemon, now: Instant) -> io::Result<()> {
         let patience = if self.served { END_PATIENCE } else { END_PATIENCE_BEFORE_SERVING };
         if daemon.told_again.is_some_and(|told| now.saturating_duration_since(told) >= patience) {
@@ -304,7 +304,7 @@ impl Keep {
         Ok(())
     }
 
-    /// Nobody serves the mount any more.
+    /// Unmounts, because no daemon serves the mount any more.
     fn abandon(&self) {
         if let Some(mount) = &self.mount {
             unmount(mount);
@@ -323,27 +323,27 @@ impl Keep {
         }
     }
 
-    /// Tells a daemon to end; a second time, to end at once.
+    /// Tells a daemon to end; the second time, to end at once.
     fn pass_on(&self, daemon: &mut Daemon) {
         if daemon.told {
             daemon.told_again.get_or_insert_with(Instant::now);
         }
         daemon.told = true;
-        // It may have died this moment; then the loop hears of it.
+        // The daemon may have died just now; then the loop notices that.
         let _ = pidfd_send_signal(&daemon.pidfd, Signal::TERM);
     }
 
-    /// What is due for a daemon whenever something happened: room for files that grow while it is on its way, and all that
-    /// it said. Its last words count too: what it handed over before it died is part of what is kept.
+    /// Does everything that is due for a daemon after an event: reads all its messages, and makes room for growing files until it takes
+    /// over. A dead daemon's last messages count too, since they may carry descriptors to keep.
     fn attend(&mut self, daemon: &mut Daemon, said: bool) {
-        // Its words first: after one of them nobody runs ahead any more.
+        // Messages first: one of them ends the run-ahead.
         if said {
             while self.hear(daemon) {}
         }
         daemon.run_ahead();
     }
 
-    /// Takes in one message; false when there is none.
+    /// Reads one message; returns false when there is none.
     fn hear(&mut self, daemon: &mut Daemon) -> bool {
         let mut text = [0; MESSAGE_MAX_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -387,7 +387,7 @@ impl Keep {
                     self.manager.tell(&Message::Turned);
                 }
             }
-            // Said when the mount serves, and again when commands are answered too.
+            // Sent when the mount serves, and again when commands are answered too.
             Some(Message::Ready) if daemon.ready.is_some() => {}
             Some(Message::Ready) => {
                 daemon.ready = Some(Instant::now());
@@ -398,12 +398,12 @@ impl Keep {
                 let took = daemon.started.elapsed();
                 tracing::info!(pid = daemon.child.id(), took_ms = took.as_millis(), "the daemon serves");
                 if self.terminations > 0 && !daemon.told {
-                    // The one before died while it was ending; this one is to end too. Told twice, it would not wait.
+                    // The daemon before died while it was ending; this one must end too. Told twice, it would not wait.
                     self.pass_on(daemon);
                 }
             }
             Some(Message::Taking) => {
-                // From here on Tier-1 is its own. It has died already, or it hears this.
+                // From here on Tier-1 belongs to the daemon. If the daemon has not died already, it receives this.
                 daemon.ahead = None;
                 let _ = rustix::net::send(&daemon.socket, &[1], SendFlags::NOSIGNAL);
             }
@@ -464,7 +464,7 @@ impl Keep {
         Ok(())
     }
 
-    /// Starts the present binary and waits, bounded, until it serves. One that does not is killed.
+    /// Starts the present binary and waits, up to a limit, until it serves. A daemon that does not serve in time is killed.
     fn start_and_wait(&mut self) -> io::Result<Daemon> {
         let mut daemon = self.start()?;
         let give_up = daemon.started + REPLACE_PATIENCE;
@@ -488,7 +488,7 @@ impl Keep {
         Ok(daemon)
     }
 
-    /// Waits between two starts: for the time, for an end, for another binary. Meanwhile open files have what they need.
+    /// Waits between two starts: for the pause to pass, for a signal to end, or for another binary. Meanwhile serves open files.
     fn wait(&mut self, pause: Duration) -> io::Result<Option<Kept>> {
         let until = Instant::now() + pause;
         let mut ahead = self.begin_run_ahead();
@@ -507,7 +507,7 @@ impl Keep {
             if signals && self.is_told_to_end() {
                 self.terminations += 1;
                 if self.terminations == 1 {
-                    // One more daemon, to end in order.
+                    // One more daemon is started, to end in order.
                     return Ok(None);
                 }
                 self.abandon();
@@ -556,7 +556,7 @@ impl Keep {
         self.plan.state_dir.join("keeper.json")
     }
 
-    /// Says for `ckptctl status` what is wrong while no daemon answers it.
+    /// Writes for `ckptctl status` what is wrong while no daemon answers it.
     fn write_status(&self, last: &str, pause: Duration) {
         tracing::error!(deaths = self.restart.deaths, %last, pause_ms = pause.as_millis(),
             "crash loop: the mount and what is open stay; the next start waits");
@@ -573,12 +573,12 @@ impl Keep {
     }
 
     fn clear_status(&self) {
-        // Nearly always there is none.
+        // Usually there is no such file.
         let _ = std::fs::remove_file(self.status_path());
     }
 }
 
-/// Waits until one of the descriptors has something to say, or the time is up.
+/// Waits until one of the descriptors is readable, or the time is up.
 fn wait_for<const N: usize>(fds: [&OwnedFd; N], time: Option<Duration>) -> io::Result<[bool; N]> {
     let mut polled = fds.map(|fd| PollFd::new(fd, PollFlags::IN));
     let time = time.map(|time| Timespec::try_from(time).expect("pauses are short"));
@@ -588,14 +588,14 @@ fn wait_for<const N: usize>(fds: [&OwnedFd; N], time: Option<Duration>) -> io::R
     }
 }
 
-/// Replaces a file of the state directory, which nobody else is to read. No link is followed.
+/// Replaces a file of the state directory, readable for its owner only. Follows no link.
 fn write_closed(path: &Path, text: &str) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     options.open(path)?.write_all(text.as_bytes())
 }
 
-/// Whether a read would find something now.
+/// Returns whether a read would find something now.
 fn is_readable(fd: &OwnedFd) -> bool {
     wait_for([fd], Some(Duration::ZERO)).is_ok_and(|[readable]| readable)
 }
@@ -611,7 +611,7 @@ fn unmount(path: &Path) {
 fn exit_code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => u8::try_from(code).unwrap_or(1),
-        // As a shell says it.
+        // The exit code that a shell would give.
         (None, Some(signal)) => u8::try_from(128 + signal).unwrap_or(1),
         (None, None) => 1,
     }

@@ -8,13 +8,13 @@
 //! | `run_ahead` | space ahead of growing files while no daemon is there |
 //! | `stand_in` | the few answers that open files need while daemons die again and again |
 //! | `closing` | closed or cut |
-//! | `message` | the words between daemon and keeper: sd_notify(3)'s, and a few of our own |
-//! | `store` | the daemon's side: what it was handed, what it hands over |
-//! | `control` | the socket through which an upgrade is asked for |
+//! | `message` | the messages between daemon and keeper: sd_notify(3)'s, and a few additional ones |
+//! | `store` | the daemon's side: descriptors it received, descriptors it passes on |
+//! | `control` | the socket through which an upgrade is requested |
 //! | `sys` | the calls that need unsafe: signals, descriptors across exec |
 //!
-//! Does not own: what the descriptors mean. To the keeper they are names; a mount lives because somebody has its
-//! `/dev/fuse` open, and Tier-1 because somebody has its directories open. `engine/design/0009-keeper.md` says why it is so.
+//! Does not own: the meaning of the descriptors. To the keeper they are names. A mount lives because some process has its `/dev/fuse` open,
+//! and Tier-1 because some process has its directories open. `engine/design/0009-keeper.md` has the reasons.
 //!
 //! Everything the keeper does is bounded: so many descriptors, so many bytes a message, one child.
 
@@ -36,7 +36,7 @@ pub use message::PROTOCOL_VERSION;
 pub use stand_in::Answered;
 pub use store::{Inherited, Keeper, StoreError};
 
-/// Names of the descriptors that the keeper itself looks at; the daemon's code uses the same.
+/// Names of the descriptors that the keeper itself examines; the daemon's code uses the same.
 pub mod names {
     /// The directory of backing files.
     pub const FILES: &str = "files";
@@ -44,7 +44,7 @@ pub mod names {
     pub const BALLAST: &str = "ballast";
     /// `/dev/fuse` of the mount.
     pub const DEVICE: &str = "device";
-    /// What the keeper answered in the place of a daemon.
+    /// The answers that the keeper gave in the place of a daemon.
     pub const ANSWERED: &str = "answered";
     /// The lock of the state directory.
     pub const LOCK: &str = "lock";

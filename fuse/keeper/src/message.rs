@@ -1,32 +1,32 @@
-//! The words between daemon and keeper.
+//! The messages between daemon and keeper.
 //!
 //! Owns: their text. Does not own: the sockets (`store`, `keep`).
 //!
-//! A message is lines of `NAME=value`, as sd_notify(3) has them, so that the daemon says the same to systemd. Those that
-//! begin with `X_` are ours, which systemd passes over.
+//! A message is lines of `NAME=value`, as sd_notify(3) has them, so that the daemon can send the same to systemd. Names that begin with
+//! `X_` are additions for the keeper, which systemd ignores.
 
-/// Raised when a daemon could misunderstand a keeper or the other way round. An upgrade may change the daemon only.
+/// Raised when a daemon could misunderstand a keeper or the other way round. An upgrade may replace the daemon only.
 pub const PROTOCOL_VERSION: u32 = 1;
 
 /// The longest message: a path and some words.
 pub(crate) const MESSAGE_MAX_BYTES: usize = 8 << 10;
 
-/// What a daemon says.
+/// A message of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// Keep the descriptor that comes with this under a name.
+    /// Keep the descriptor that comes with this message under a name.
     Store { name: String },
-    /// Let a kept descriptor go.
+    /// Close a kept descriptor.
     Remove { name: String },
-    /// It serves.
+    /// The daemon serves.
     Ready,
-    /// It ends on purpose: its exit code is the last word.
+    /// The daemon ends on purpose: the keeper does not restart it, and ends with its exit code.
     Stopping,
-    /// It is about to take Tier-1 over: leave it alone from now on, and say so.
+    /// The daemon is about to take over Tier-1: the keeper must leave it alone from now on, and confirm that.
     Taking,
-    /// Its loop has turned.
+    /// The daemon's loop has turned.
     Turned,
-    /// Where the mount is, for the keeper to take it away when nobody else can.
+    /// The path of the mount, so that the keeper can unmount it when no daemon can.
     Mount { path: Vec<u8> },
 }
 
@@ -43,7 +43,7 @@ impl Message {
         }
     }
 
-    /// None for what is not known: a newer daemon may say more.
+    /// Returns `None` for an unknown message: a newer daemon may send more kinds.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let value = |name: &[u8]| {
             bytes.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name)?.strip_prefix(b"="))
@@ -56,7 +56,7 @@ impl Message {
         if value(b"FDSTOREREMOVE").is_some() {
             return Some(Self::Remove { name: text(b"FDNAME")? });
         }
-        // A path may hold a line feed: everything behind the sign is the path.
+        // A path may hold a line feed: everything after the equals sign is the path.
         if let Some(path) = bytes.strip_prefix(b"X_MOUNT=") {
             return Some(Self::Mount { path: path.to_vec() });
         }

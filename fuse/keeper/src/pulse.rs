@@ -1,65 +1,65 @@
 //! Whether a daemon that lives still does its work.
 //!
-//! Owns: when a daemon counts as hung, and what is looked at for that. Does not own: replacing it (`keep`).
+//! Owns: when a daemon counts as hung, and which facts that depends on. Does not own: replacing the daemon (`keep`).
 //!
-//! A daemon says every second that its loop has turned. One that says nothing for long while requests of programs wait holds up
-//! every job on the node, as a dead one would, and nobody mends it. But silence alone proves nothing: the daemon may be starved
-//! of processors or memory, wait for a disk, or be looked at with a debugger, and then its death would only make things worse.
-//! So the silence counts only in seconds in which none of that was seen, and only if this process itself was on time.
+//! A daemon reports every second that its loop has turned. If a daemon is silent for long while requests of programs wait, it holds up
+//! every job on the node as a dead one would, and nothing restarts it. But silence alone proves nothing: the daemon may be starved of
+//! processors or memory, wait for a disk, or be under a debugger, and then its death would only make things worse. So the silence counts
+//! only in seconds in which none of these was seen, and only if this process itself ran on time.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// So long a daemon may be silent while requests wait. Ten seconds of SIGSTOP are somebody's experiment.
+/// How long a daemon may be silent while requests wait. Ten seconds of SIGSTOP are someone's experiment.
 const HUNG_AFTER: Duration = Duration::from_secs(30);
-/// Looks are this far apart.
+/// Interval between two examinations.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A daemon that spoke so lately is not looked at.
+/// Silence from which on a daemon is examined.
 const SILENT_AFTER: Duration = Duration::from_secs(3);
-/// Looks that are further apart say that this process did not run either, or that the machine slept.
+/// If examinations are further apart, this process did not run either, or the machine slept.
 const LATE_AFTER: Duration = Duration::from_secs(3);
 
-/// Threads of a daemon that are looked at; it has some tens.
+/// The most threads of a daemon that are examined; it has some tens.
 const THREADS_MAX: usize = 1024;
 
-/// What is seen of a daemon at one moment.
+/// The facts about a daemon at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Facts {
-    /// Programs have asked for something that the daemon has not even read.
+    /// Whether programs have sent requests that the daemon has not even read.
     pub(crate) requests_wait: bool,
-    /// A debugger has it.
+    /// Whether a debugger is attached.
     pub(crate) traced: bool,
-    /// A thread waits in the kernel for a device, or for memory. Not even SIGKILL ends that.
+    /// Whether a thread waits in the kernel for a device, or for memory. Not even SIGKILL ends that.
     pub(crate) blocked: bool,
-    /// A thread wants a processor.
+    /// Whether a thread wants a processor.
     pub(crate) runnable: bool,
-    /// What its threads have had of processors so far.
+    /// Processor time of the daemon's threads so far.
     pub(crate) cpu: Duration,
 }
 
-/// The life signs of one daemon.
+/// Signs of life of one daemon.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse {
-    /// When the daemon last said that its loop turned; none of one that never says so, as older ones.
+    /// When the daemon last reported that its loop turned; `None` if it never did, as older daemons.
     turned: Option<Instant>,
     looked: Option<(Instant, Duration)>,
-    /// Since when nothing was seen that excuses the silence.
+    /// Start of the silence that no fact excuses.
     without_excuse: Option<Instant>,
 }
 
 impl Pulse {
-    /// The daemon's loop has turned.
+    /// Notes that the daemon's loop has turned.
     pub(crate) fn turned(&mut self, now: Instant) {
         *self = Self { turned: Some(now), ..Self::default() };
     }
 
-    /// Whether a look is due.
+    /// Returns whether an examination is due.
     pub(crate) fn is_silent(&self, now: Instant) -> bool {
         let silent = self.turned.is_some_and(|turned| now.saturating_duration_since(turned) > SILENT_AFTER);
         silent && self.looked.is_none_or(|(at, _)| now.saturating_duration_since(at) >= LOOK_EVERY)
     }
 
-    /// For how long the daemon has hung, once that is sure.
+    /// Takes new facts, and returns how long the daemon has been silent, once it is certain that it hangs.
     pub(crate) fn look(&mut self, now: Instant, facts: Facts) -> Option<Duration> {
         let turned = self.turned?;
         let before = self.looked.replace((now, facts.cpu));
@@ -78,7 +78,7 @@ impl Pulse {
     }
 }
 
-/// What /proc says of a process; none when it is gone.
+/// Reads the facts about a process from /proc; `None` when it is gone.
 pub(crate) fn facts_of(pid: u32, requests_wait: bool) -> Option<Facts> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let mut facts = Facts { requests_wait, traced: is_traced(&status), ..Facts::default() };
@@ -93,14 +93,14 @@ pub(crate) fn facts_of(pid: u32, requests_wait: bool) -> Option<Facts> {
     Some(facts)
 }
 
-/// USER_HZ is 100 on all that Linux runs on here.
+/// USER_HZ is 100 on every Linux that this program runs on.
 const TICK_MS: u64 = 10;
 
 fn is_traced(status: &str) -> bool {
     status.lines().find_map(|line| line.strip_prefix("TracerPid:")).is_some_and(|tracer| tracer.trim() != "0")
 }
 
-/// Fields 3, 14 and 15 of a stat line (proc_pid_stat(5)). The name before them may hold anything.
+/// Reads fields 3, 14 and 15 of a stat line (proc_pid_stat(5)). The name before them may contain any characters.
 fn state_and_ticks(line: &str) -> Option<(char, u64)> {
     let mut fields = line.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
@@ -118,7 +118,7 @@ mod tests {
     const WAITS: Facts =
         Facts { requests_wait: true, traced: false, blocked: false, runnable: false, cpu: Duration::ZERO };
 
-    /// Looks once a second at a daemon that fell silent; the second in which it counts as hung.
+    /// Examines once a second a daemon that fell silent, and returns the second in which it counts as hung.
     fn hangs_at(seconds: u32, facts: impl Fn(u32) -> Facts) -> Option<u32> {
         let start = Instant::now();
         let mut pulse = Pulse::default();
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_daemon_that_is_silent_for_long_while_requests_wait_hangs() {
-        // The first look only begins, and the silence counts from the next.
+        // The first examination only begins, and the silence counts from the next.
         let hung = hangs_at(60, |_| WAITS).unwrap();
         assert!((33..=36).contains(&hung), "{hung}");
         assert_eq!(hangs_at(10, |_| WAITS), None, "somebody's SIGSTOP");
@@ -151,7 +151,7 @@ mod tests {
         for (why, facts) in excuses {
             assert_eq!(hangs_at(300, facts), None, "{why}");
         }
-        // An excuse now and then is enough: it begins anew.
+        // An excuse now and then is enough: the silence counts anew after it.
         assert_eq!(hangs_at(300, |second| Facts { blocked: second % 20 == 0, ..WAITS }), None);
     }
 

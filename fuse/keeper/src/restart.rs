@@ -4,14 +4,14 @@
 
 use std::time::{Duration, Instant};
 
-/// A daemon that served for less has hardly begun to serve; what killed it will kill the next one too.
+/// If a daemon served for less, its death counts as a short life: its cause will probably kill the next daemon too.
 const SHORT_LIFE: Duration = Duration::from_millis(250);
-/// Short lives in a row that are mended without a pause: a job that kills daemons for sport is not a crash loop.
+/// Short lives in a row after which the daemon is restarted without a pause: a job that kills daemons for sport is not a crash loop.
 const SHORT_LIVES_MENDED: u32 = 5;
-/// The first pause, doubled with every short life, up to the longest: memory is served after each of them for a moment.
+/// The first pause, doubled with every short life, up to the longest: after each of them memory is served for a moment.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// From this pause on it is called a crash loop.
+/// Pause from which on the deaths count as a crash loop.
 const CRASH_LOOP_PAUSE: Duration = Duration::from_millis(800);
 
 /// The deaths of one keeper's daemons.
@@ -21,17 +21,17 @@ pub(crate) struct Restart {
     pub(crate) deaths: u64,
 }
 
-/// What to do about a death.
+/// The reaction to a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// Start again after this.
+    /// The pause before the next start.
     pub(crate) pause: Duration,
-    /// It dies again and again: people should look.
+    /// Whether daemons die again and again, so that people should look.
     pub(crate) crash_loop: bool,
 }
 
 impl Restart {
-    /// A daemon that has served since `ready`, or never did, has died.
+    /// Counts the death of a daemon that has served since `ready`, or never.
     pub(crate) fn died(&mut self, ready: Option<Instant>, now: Instant) -> Verdict {
         self.deaths += 1;
         let short = ready.is_none_or(|ready| now.saturating_duration_since(ready) < SHORT_LIFE);
@@ -44,7 +44,7 @@ impl Restart {
         Verdict { pause, crash_loop: pause >= CRASH_LOOP_PAUSE }
     }
 
-    /// Somebody replaced the daemon: what killed the one before says nothing of the next.
+    /// Notes that a caller replaced the daemon: the cause of earlier deaths says nothing about the new one.
     pub(crate) fn replaced(&mut self) {
         self.short_lives = 0;
     }
@@ -65,7 +65,7 @@ mod tests {
                 Verdict { pause: Duration::ZERO, crash_loop: false }
             );
         }
-        // One that never served is short however long it took to fail.
+        // A daemon that never served counts as a short life however long it took to fail.
         let late = start + 10 * SHORT_LIFE;
         let pauses: Vec<_> = (0..20).map(|_| restart.died(None, late)).collect();
         assert_eq!(pauses[0], Verdict { pause: FIRST_PAUSE, crash_loop: false });

@@ -1,7 +1,7 @@
 //! Space ahead of files that grow while no daemon is there to make it.
 //!
-//! Owns: which files those are, and how far ahead. Does not own: what the budget says; the next daemon counts what it
-//! finds. Bounded by the ballast, slice for slice, and by the size of the files' tmpfs.
+//! Owns: which files those are, and how far ahead. Does not own: the budget's account; the next daemon counts the space it finds. Bounded
+//! by the ballast, slice for slice, and by the size of the files' tmpfs.
 //!
 //! A page that write(2) has to allocate is charged to the writer's memory cgroup; a writer in a small one is killed for
 //! it. A daemon is away for some tens of milliseconds, in which a writer of 8 GB/s passes more than that.
@@ -11,31 +11,31 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// What moves at once: the ballast's folios.
+/// Unit of all moves: the ballast's folios.
 const SLICE_BYTES: u64 = 2 << 20;
-/// Kept ready ahead of a file that was seen to grow.
+/// Space kept ready ahead of a file that was seen to grow.
 const LEAD_BYTES: u64 = 256 << 20;
-/// Made ready in one go, before other files have their turn.
+/// Space made ready in one go, before other files have their turn.
 const STRIDE_BYTES: u64 = 64 << 20;
-/// A file's lead is at most this many times its size, as the daemon's.
+/// A file's lead is at most this many times its size, as in the daemon.
 const LEAD_TIMES_SIZE: u64 = 32;
-/// All leads of one absence together take at most this part of the ballast and of what is unused: a file that is open does
-/// not give back what it was given.
+/// Divisor of the ballast and of the unused memory for the part that all leads of one absence may take: an open file does
+/// not give back the space it got.
 const LEADS_PART: u64 = 2;
-/// This part of the tier is left to writers that are not run ahead of.
+/// Divisor of the tier for the part that is left to writers without a lead.
 const HEADROOM_PART: u64 = 16;
-/// Files looked at: those whose space was made last. A look at so many takes less than a millisecond.
+/// The most files that are examined: those whose space was made last. Examining so many takes less than a millisecond.
 const FILES_MAX: usize = 1024;
 
-/// Between two looks.
+/// Interval between two examinations.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Very many files at rest must not take a CPU for themselves: a look that finds none growing rests so many times as long.
+/// Very many files at rest must not occupy a CPU: an examination that finds no file growing is followed by a rest of so many times its
+/// duration.
 const REST_TIMES: u32 = 4;
-/// Files are run ahead of for so long after a death; a daemon that is not back by then is in trouble, and memory is not to
-/// be given away for ever.
+/// How long files get leads after a death. A daemon that is not back by then is in trouble, and memory must not be given away for ever.
 const RUN_AHEAD_FOR: Duration = Duration::from_secs(60);
 
-/// Looks at the files again and again, while a daemon is away.
+/// Examines the files at intervals, while a daemon is away.
 #[derive(Debug)]
 pub(crate) struct RunAhead {
     space: Space,
@@ -43,48 +43,48 @@ pub(crate) struct RunAhead {
     next_look: Instant,
 }
 
-/// Files that may grow, and the ballast that gives way to them.
+/// Files that may grow, and the ballast that is freed for them.
 #[derive(Debug)]
 struct Space {
     directory: OwnedFd,
     files: Vec<Watched>,
     ballast_directory: OwnedFd,
-    /// Numbers of ballast files, and the one that is being taken from with what is left of it.
+    /// Numbers of ballast files, and the open ballast file with the bytes left in it.
     ballast: Vec<u64>,
     open_ballast: Option<(OwnedFd, u64)>,
-    /// What all leads together may still take.
+    /// Bytes that all leads together may still take.
     left: u64,
-    /// Whose turn it is.
+    /// Index of the file whose turn is next.
     turn: usize,
 }
 
-/// Any file: one whose writer has passed the space that was made for it looks like one that is closed.
+/// Any file: if its writer has passed the space that was made for it, it looks like a closed file.
 #[derive(Debug)]
 struct Watched {
     name: String,
     size: u64,
-    /// Where its allocated space ends.
+    /// The end of its allocated space.
     end: u64,
-    /// It was seen to grow, and has not had its turn since.
+    /// Whether the file grew and has not had its turn since.
     grows: bool,
-    /// Opened when it grows.
+    /// The file, opened when it grows.
     file: Option<OwnedFd>,
 }
 
 impl RunAhead {
-    /// Begins with what is there now.
+    /// Begins with the present state of the files.
     pub(crate) fn begin(files: BorrowedFd<'_>, ballast: BorrowedFd<'_>) -> io::Result<Self> {
         let now = Instant::now();
         let space = Space::begin(files, ballast)?;
         Ok(Self { space, until: now + RUN_AHEAD_FOR, next_look: now + LOOK_EVERY })
     }
 
-    /// How long until it is to be looked again.
+    /// Returns the time until the next examination.
     pub(crate) fn patience(&self) -> Duration {
         self.next_look.saturating_duration_since(Instant::now())
     }
 
-    /// Looks when it is time; false when it has been long enough.
+    /// Examines the files when it is time; returns false when the daemon has been away too long.
     pub(crate) fn goes_on(&mut self) -> bool {
         let begun = Instant::now();
         if begun >= self.next_look {
@@ -98,7 +98,7 @@ impl RunAhead {
 }
 
 impl Space {
-    /// Takes down how large every file is.
+    /// Records the size of every file.
     fn begin(files: BorrowedFd<'_>, ballast: BorrowedFd<'_>) -> io::Result<Self> {
         let mut numbers = numbers(files, "f-")?;
         numbers.sort_unstable();
@@ -123,11 +123,11 @@ impl Space {
         Ok(space)
     }
 
-    /// One look at every file; one of those that have grown gets the next stride of its lead. True when one had grown.
+    /// Examines every file once, and gives one that has grown the next stride of its lead. Returns whether a file had grown.
     fn look(&mut self) -> bool {
         let mut grown = None;
         for at in 0..self.files.len() {
-            // The next look begins behind the one that got something in this one.
+            // The next examination begins after the file that got something in this one.
             let at = (self.turn + at) % self.files.len();
             let watched = &mut self.files[at];
             let Ok(stat) = statat(&self.directory, &watched.name, AtFlags::SYMLINK_NOFOLLOW) else {
@@ -165,7 +165,7 @@ impl Space {
         while given < wanted && self.free_slice() {
             given += SLICE_BYTES;
         }
-        // While a tier is young, most of its memory is in no file at all yet. What was just freed is unused too.
+        // While a tier is young, most of its memory is in no file at all yet. Slices freed just now are unused too.
         let length = if given < wanted { wanted.min(given.max(self.unused_bytes())) } else { given };
         let watched = &mut self.files[at];
         let Some(file) = &watched.file else { return };
@@ -175,8 +175,8 @@ impl Space {
         }
     }
 
-    /// What neither files nor ballast hold of the files' tmpfs, whose size is what both may hold together, less some for
-    /// writers that are not run ahead of. Nothing where there is no such tmpfs, only a folder of another file system.
+    /// Returns the bytes of the files' tmpfs that neither files nor ballast hold, less some for writers without a lead. The size of that
+    /// tmpfs is what both may hold together. Returns 0 if there is no such tmpfs, only a folder of another file system.
     fn unused_bytes(&self) -> u64 {
         let device = |directory: &OwnedFd| rustix::fs::fstat(directory).map(|stat| stat.st_dev).ok();
         if device(&self.directory) == device(&self.ballast_directory) {
@@ -190,11 +190,11 @@ impl Space {
         size.saturating_sub(files + ballast + size / HEADROOM_PART) / SLICE_BYTES * SLICE_BYTES
     }
 
-    /// Frees a slice of ballast; false when there is none.
+    /// Frees a slice of ballast; returns false when there is none.
     fn free_slice(&mut self) -> bool {
         loop {
             let Some((file, left)) = &mut self.open_ballast else {
-                // One at a time: a large tier has thousands, and this process may open few.
+                // Opened one at a time: a large tier has thousands, and this process may open few.
                 let Some(number) = self.ballast.pop() else { return false };
                 let flags = OFlags::RDWR | OFlags::CLOEXEC;
                 let opened = openat(&self.ballast_directory, format!("b-{number}"), flags, Mode::empty());
@@ -217,14 +217,14 @@ impl Space {
 }
 
 impl Watched {
-    /// What its lead still lacks, one stride at most. A small file usually ends before it needs much.
+    /// Returns the bytes that the file's lead still lacks, one stride at most. A small file usually ends before it needs much.
     fn wants(&self) -> u64 {
         let lead = LEAD_BYTES.min(self.size.saturating_mul(LEAD_TIMES_SIZE)).next_multiple_of(SLICE_BYTES);
         (self.size + lead).saturating_sub(self.end).min(STRIDE_BYTES) / SLICE_BYTES * SLICE_BYTES
     }
 }
 
-/// Of the tmpfs that a directory is on; none where it is on something else.
+/// Returns size and used bytes of the tmpfs that a directory is on, or `None` on another file system.
 fn size_and_used(directory: &OwnedFd) -> Option<(u64, u64)> {
     let stat = rustix::fs::fstatfs(directory).ok()?;
     let block_bytes = stat.f_bsize.cast_unsigned();
@@ -233,7 +233,7 @@ fn size_and_used(directory: &OwnedFd) -> Option<(u64, u64)> {
 }
 
 fn numbers(directory: BorrowedFd<'_>, prefix: &str) -> io::Result<Vec<u64>> {
-    // Through a descriptor of its own: the position in a directory belongs to the open file, which others share.
+    // Through a descriptor of its own: the position in a directory belongs to the open file, which other processes share.
     let own = openat(directory, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut numbers = Vec::new();
     for entry in Dir::read_from(&own)? {
@@ -258,7 +258,7 @@ mod tests {
         let file = openat(directory, name, flags, Mode::RUSR | Mode::WUSR).unwrap();
         fallocate(&file, FallocateFlags::KEEP_SIZE, 0, allocated).unwrap();
         ftruncate(&file, size).unwrap();
-        // Truncating gives back what lies beyond.
+        // Truncating frees the space beyond.
         fallocate(&file, FallocateFlags::KEEP_SIZE, 0, allocated).unwrap();
         file
     }
@@ -275,7 +275,7 @@ mod tests {
         let resting = file(&files_fd, "f-2", 4096, SLICE_BYTES);
         let slices = file(&ballast_fd, "b-1", 0, 4 * SLICE_BYTES);
         let mut ahead = Space::begin(files_fd.as_fd(), ballast_fd.as_fd()).unwrap();
-        // It counts all that is on the file system, which other tests use too.
+        // The figure counts the whole file system, which other tests use too.
         ahead.left = u64::MAX;
         assert!(!ahead.look());
         assert_eq!((held(&growing), held(&slices)), (SLICE_BYTES, 4 * SLICE_BYTES), "nothing grew yet");
@@ -310,7 +310,7 @@ mod tests {
     fn a_writer_that_has_passed_its_space_is_run_ahead_of_too_and_each_has_its_turn() {
         let [files, ballast] = [0, 1].map(|_| tempfile::tempdir_in("/dev/shm").unwrap());
         let (files_fd, ballast_fd) = (directory(files.path()), directory(ballast.path()));
-        // As closed files look.
+        // Like closed files.
         let size = SLICE_BYTES / 8;
         let overrun = [1, 2].map(|number| file(&files_fd, &format!("f-{number}"), size, size));
         let slices = file(&ballast_fd, "b-1", 0, 10 * SLICE_BYTES);

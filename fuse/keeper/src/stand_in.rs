@@ -1,10 +1,10 @@
-//! What the keeper answers itself while its daemons die again and again: as much as open files need to go on.
+//! The answers that the keeper itself gives while its daemons die again and again: as many as open files need to go on.
 //!
-//! Owns: GETXATTR, FLUSH, FSYNC, and remembering what was flushed for the daemon that comes. Does not own: anything that needs
-//! names; such a request is read, left unanswered, and had again by the next daemon (FUSE_NOTIFY_RESEND).
+//! Owns: GETXATTR, FLUSH, FSYNC, and remembering flushes for the next daemon. Does not own: anything that needs names; such a request is
+//! read, left unanswered, and sent again to the next daemon (FUSE_NOTIFY_RESEND).
 //!
-//! Reads, writes and mappings of open files pass the daemon anyway, but a write that is the first after an open asks for
-//! `security.capability`, and every close(2) (also the closing of descriptors in execve(2)) sends FLUSH and waits.
+//! Reads, writes and mappings of open files pass the daemon anyway. But the first write after an open asks for `security.capability`, and
+//! every close(2) (also the closing of descriptors in execve(2)) sends FLUSH and waits.
 
 use crate::closing::closed_by;
 use rustix::fs::MemfdFlags;
@@ -25,24 +25,24 @@ const FLUSH: u32 = 25;
 /// The kernel fills no buffer that could not hold its largest write, which is 16 MiB at most, and its headers.
 const READ_BYTES: usize = (16 << 20) + (64 << 10);
 
-/// Flushes remembered; who closes more files in one crash loop has the others cut, if it is killed as well.
+/// Flushes remembered. If a program closes more files in one crash loop and is killed as well, the others count as cut.
 const REMEMBERED_MAX: usize = 1 << 20;
 
-/// What a keeper answered in the place of a daemon.
+/// An answer that a keeper gave in the place of a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answered {
     /// close(2) of a descriptor of this handle.
     Closed { fh: u64 },
-    /// Closed by the kernel: its process ended.
+    /// The kernel closed it because its process ended.
     Cut { fh: u64 },
     /// fsync(2).
     Synced { fh: u64 },
 }
 
-/// Eight bytes of handle, one of kind.
+/// Length of a record: eight bytes of handle, one of kind.
 const RECORD_BYTES: usize = 9;
 
-/// See the module's head.
+/// Answers requests while no daemon does; see the module's head.
 #[derive(Debug)]
 pub(crate) struct StandIn {
     device: OwnedFd,
@@ -52,7 +52,7 @@ pub(crate) struct StandIn {
 }
 
 impl StandIn {
-    /// Begins to answer on a mount's device. `before`: what was remembered and no daemon took up.
+    /// Begins to answer on a mount's device. `before`: earlier answers that no daemon has read yet.
     pub(crate) fn begin(device: BorrowedFd<'_>, before: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let answered = match before {
             Some(before) => before.try_clone_to_owned()?,
@@ -64,8 +64,8 @@ impl StandIn {
         let device = device.try_clone_to_owned()?;
         let standing = Self { device, buffer: vec![0; READ_BYTES], answered, remembered };
         set_nonblocking(&standing.device, true)?;
-        // What the daemon had read when it died is among what is waited for. A kernel that cannot send it again could not
-        // give the next daemon what is read here and left, either.
+        // The requests that the daemon had read when it died are waited for, too. If a kernel cannot send these again, it could not give
+        // the next daemon the ones that are left unanswered here, either.
         let mut again = [0; OUT_HEADER_BYTES];
         again[..4].copy_from_slice(&16_u32.to_ne_bytes());
         again[4..8].copy_from_slice(&NOTIFY_RESEND.to_ne_bytes());
@@ -77,16 +77,16 @@ impl StandIn {
         &self.device
     }
 
-    /// What was answered, for the next daemon.
+    /// Returns the record of answers, for the next daemon.
     pub(crate) fn answered(&self) -> BorrowedFd<'_> {
         self.answered.as_fd()
     }
 
-    /// Reads one request and answers it, if there is one and it is one that can be.
+    /// Reads one request, if there is one, and answers it if the keeper can.
     pub(crate) fn serve_one(&mut self) -> io::Result<()> {
         let length = match rustix::io::read(&self.device, self.buffer.as_mut_slice()) {
             Ok(length) => length,
-            // Interrupted, or taken back by its program, maybe since the device was looked at.
+            // Interrupted, or withdrawn by its program, perhaps since the device was polled.
             Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN | rustix::io::Errno::NOENT) => {
                 return Ok(());
             }
@@ -94,7 +94,7 @@ impl StandIn {
         };
         let Some(request) = Request::read(&self.buffer[..length]) else { return Ok(()) };
         let (error, answered) = match request.opcode {
-            // Nobody can store one of these; others wait for who knows.
+            // No program can store such an attribute; requests for others wait for the next daemon.
             GETXATTR if request.asks_for_capabilities => (-libc::ENODATA, None),
             FLUSH => {
                 let fh = request.fh;
@@ -106,7 +106,7 @@ impl StandIn {
         };
         if let Some(answered) = answered {
             if self.remembered >= REMEMBERED_MAX {
-                // Left unanswered: the next daemon has it again.
+                // Left unanswered: the kernel sends it again to the next daemon.
                 return Ok(());
             }
             self.answered.write_all(&answered.encode())?;
@@ -117,7 +117,7 @@ impl StandIn {
         answer[4..8].copy_from_slice(&i32::to_ne_bytes(error));
         answer[8..].copy_from_slice(&request.unique.to_ne_bytes());
         match rustix::io::write(&self.device, &answer) {
-            // Its program is gone.
+            // The request's program is gone.
             Ok(_) | Err(rustix::io::Errno::NOENT) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
@@ -132,22 +132,22 @@ impl Drop for StandIn {
     }
 }
 
-/// The flag belongs to the open file, which the daemons share: it is set while there is none.
+/// Sets the flag of the open file, which the daemons share: non-blocking while no daemon is there.
 fn set_nonblocking(device: &OwnedFd, on: bool) -> io::Result<()> {
     let mut flags = rustix::fs::fcntl_getfl(device)?;
     flags.set(rustix::fs::OFlags::NONBLOCK, on);
     Ok(rustix::fs::fcntl_setfl(device, flags)?)
 }
 
-/// The part of a request that matters here.
+/// The part of a request that the keeper needs.
 #[derive(Debug, PartialEq, Eq)]
 struct Request {
     opcode: u32,
     unique: u64,
     pid: u32,
-    /// Of FLUSH and FSYNC, where it comes first.
+    /// Handle of FLUSH and FSYNC, where it is the first field.
     fh: u64,
-    /// GETXATTR of `security.…`, whose name follows a size and a pad.
+    /// Whether it is a GETXATTR of `security.…`. The name follows a size and a pad.
     asks_for_capabilities: bool,
 }
 
@@ -186,10 +186,10 @@ impl Answered {
         }
     }
 
-    /// Reads what a keeper remembered, in the order of its answers.
+    /// Reads the answers that a keeper remembered, in their order.
     ///
     /// # Errors
-    /// When the memory cannot be read.
+    /// If the memory cannot be read.
     pub fn read_all(answered: OwnedFd) -> io::Result<Vec<Self>> {
         let mut file = File::from(answered);
         file.seek(SeekFrom::Start(0))?;

@@ -1,7 +1,7 @@
-//! The daemon's side: what it was handed at its start, and handing over what its successor needs.
+//! The daemon's side: the descriptors it received at its start, and passing on what its successor needs.
 //!
-//! Owns: which manager there is (our keeper, systemd, or none) and how it is talked to. Does not own: what the
-//! descriptors mean.
+//! Owns: which manager there is (a Tidemark keeper, systemd, or none) and how it is contacted. Does not own: the meaning of the
+//! descriptors.
 
 use crate::message::Message;
 use crate::sys::{FIRST_LISTEN, FIRST_PASSED, forget_variable, take_passed};
@@ -15,33 +15,33 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Names of the descriptors that our keeper passes, from [`FIRST_PASSED`] on, joined by colons.
+/// Names of the descriptors that a Tidemark keeper passes, from [`FIRST_PASSED`] on, joined by colons.
 pub(crate) const PASSED_VARIABLE: &str = "TIDEMARK_KEPT";
-/// The socket to our keeper is passed under this name.
+/// The name under which the socket to the keeper is passed.
 pub(crate) const KEEPER_NAME: &str = "keeper";
 
-/// Descriptors handed to one process; more than anything of ours needs.
+/// Most descriptors passed to one process; more than any Tidemark process needs.
 pub(crate) const PASSED_MAX: usize = 64;
 
-/// Who keeps descriptors for this process.
+/// The keeper of this process's descriptors.
 #[derive(Debug)]
 pub enum Keeper {
-    /// Our keeper, by a socket that ends when it does.
+    /// A Tidemark keeper, by a socket that ends with it.
     Ours(OwnedFd),
     /// A service manager with a descriptor store: the address of its socket.
     Systemd(SocketAddrUnix, OwnedFd),
-    /// Nobody: when this process dies, everything goes.
+    /// None: when this process dies, everything is lost.
     Nobody,
 }
 
-/// What this process was handed.
+/// The descriptors and the keeper that this process received at its start.
 #[derive(Debug)]
 pub struct Inherited {
     pub keeper: Keeper,
     pub descriptors: BTreeMap<String, OwnedFd>,
 }
 
-/// A descriptor could not be handed over, so that nothing would outlive this process.
+/// A descriptor could not be passed on, so that nothing would outlive this process.
 #[derive(Debug)]
 pub struct StoreError {
     what: &'static str,
@@ -61,10 +61,10 @@ impl std::error::Error for StoreError {
 }
 
 impl Inherited {
-    /// Takes what this process was handed, once, first of all.
+    /// Takes over what this process received. To be called once, before anything else.
     ///
     /// # Errors
-    /// Descriptors are named and not there: whoever started this process has made a mistake.
+    /// Descriptors are named but not open: the starter of this process has made a mistake.
     pub fn take() -> io::Result<Self> {
         if let Ok(names) = std::env::var(PASSED_VARIABLE) {
             forget_variable(PASSED_VARIABLE);
@@ -80,7 +80,7 @@ impl Inherited {
         Ok(Self { keeper: systemd()?, descriptors })
     }
 
-    /// A process of ours that was started by a person, and has nobody yet to keep anything.
+    /// Returns whether this process was started by a person, so that nothing keeps its descriptors yet.
     #[must_use]
     pub fn is_first(&self) -> bool {
         matches!(self.keeper, Keeper::Nobody)
@@ -92,14 +92,14 @@ fn passed(first: RawFd, names: &str) -> io::Result<BTreeMap<String, OwnedFd>> {
     numbered.map(|(number, name)| Ok((name.to_owned(), take_passed(number)?))).collect()
 }
 
-/// systemd keeps descriptors for a unit with `FileDescriptorStoreMax=`, which it says with `FDSTORE` (systemd 254). Without that a
-/// keeper of ours keeps them, and tells systemd how things stand (`keep`).
+/// Returns systemd if it keeps descriptors for this unit: with `FileDescriptorStoreMax=` it sets `FDSTORE` (systemd 254). Without that a
+/// Tidemark keeper keeps them, and passes the status on to systemd (`keep`).
 fn systemd() -> io::Result<Keeper> {
     let room = std::env::var("FDSTORE").ok().and_then(|room| room.parse::<u32>().ok()).unwrap_or(0);
     if room > 0 { service_manager() } else { Ok(Keeper::Nobody) }
 }
 
-/// Whoever started this process and wants to hear of it, by path or by abstract name.
+/// Returns the service manager that started this process and expects messages, by path or by abstract name.
 fn service_manager() -> io::Result<Keeper> {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return Ok(Keeper::Nobody) };
     let address = match path.as_bytes().split_first() {
@@ -116,7 +116,7 @@ fn service_manager() -> io::Result<Keeper> {
 }
 
 impl Keeper {
-    /// The service manager of a process that keeps by itself: it is told how things stand, and keeps nothing.
+    /// Returns the service manager for a process that keeps descriptors itself: the manager gets status messages, and keeps nothing.
     pub(crate) fn only_to_be_told() -> Self {
         service_manager().unwrap_or_else(|error| {
             tracing::warn!(%error, "NOTIFY_SOCKET cannot be used; the service manager is told nothing");
@@ -124,7 +124,7 @@ impl Keeper {
         })
     }
 
-    /// Tells the service manager, without waiting for it.
+    /// Sends a message to the service manager, without waiting for it.
     pub(crate) fn tell(&self, message: &Message) {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         if let Err(error) = self.send(message, None, flags, "the service manager") {
@@ -137,52 +137,52 @@ impl Keeper {
         }
     }
 
-    /// Keeps a duplicate under a name until [`Keeper::remove`]; it is handed to the next daemon.
+    /// Stores a duplicate under a name until [`Keeper::remove`]; the next daemon receives it.
     ///
     /// # Errors
-    /// Nobody heard it.
+    /// The keeper did not receive the message.
     pub fn put(&self, name: &str, fd: BorrowedFd<'_>) -> Result<(), StoreError> {
         self.say(&Message::Store { name: name.to_owned() }, Some(fd), "a descriptor to keep")
     }
 
-    /// Lets a kept descriptor go.
+    /// Closes a kept descriptor.
     ///
     /// # Errors
-    /// Nobody heard it.
+    /// The keeper did not receive the message.
     pub fn remove(&self, name: &str) -> Result<(), StoreError> {
         self.say(&Message::Remove { name: name.to_owned() }, None, "a descriptor to let go")
     }
 
-    /// This process serves.
+    /// Reports that this process serves.
     ///
     /// # Errors
-    /// Nobody heard it.
+    /// The keeper did not receive the message.
     pub fn ready(&self) -> Result<(), StoreError> {
         self.say(&Message::Ready, None, "that the mount serves")
     }
 
-    /// This process ends on purpose, and is not to be started again.
+    /// Reports that this process ends on purpose, and is not to be started again.
     ///
     /// # Errors
-    /// Nobody heard it.
+    /// The keeper did not receive the message.
     pub fn stopping(&self) -> Result<(), StoreError> {
         self.say(&Message::Stopping, None, "that this is the end")
     }
 
-    /// Where the mount is.
+    /// Reports the path of the mount.
     ///
     /// # Errors
-    /// Nobody heard it.
+    /// The keeper did not receive the message.
     pub fn mounted(&self, path: &Path) -> Result<(), StoreError> {
         let path = path.as_os_str().as_bytes().to_vec();
         self.say(&Message::Mount { path }, None, "where the mount is")
     }
 
-    /// Tier-1 is about to be taken over: when this returns, our keeper does nothing to it any more. Blocks for that, some
-    /// microseconds.
+    /// Announces that Tier-1 is about to be taken over. When this returns, the keeper leaves Tier-1 alone. Blocks until the keeper
+    /// confirms, some microseconds.
     ///
     /// # Errors
-    /// Nobody heard it.
+    /// The keeper did not receive the message.
     pub fn taking(&self) -> Result<(), StoreError> {
         let Self::Ours(socket) = self else { return Ok(()) };
         let what = "that Tier-1 is taken over";
@@ -195,9 +195,9 @@ impl Keeper {
         }
     }
 
-    /// This process's loop has turned. Never waits: a keeper that is behind hears the next time.
+    /// Reports that the loop of this process has turned. Never waits: a keeper that is behind receives the next report.
     pub fn turned(&self) {
-        // systemd asks for life signs with WatchdogSec=, and others would only fill its queue.
+        // systemd asks for life signs with WatchdogSec=; unrequested ones would only fill its queue.
         if !self.is_ours() && std::env::var_os("WATCHDOG_USEC").is_none() {
             return;
         }
@@ -208,16 +208,16 @@ impl Keeper {
         }
     }
 
-    /// Whether a process of ours keeps, and not systemd.
+    /// Returns whether a Tidemark keeper keeps the descriptors, and not systemd.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         matches!(self, Self::Ours(_))
     }
 
-    /// A descriptor that becomes readable when our keeper is gone; none where there is nothing to watch.
+    /// Returns a descriptor that becomes readable when the keeper is gone, or `None` where there is nothing to watch.
     ///
     /// # Errors
-    /// When this process may open no more.
+    /// If this process may open no more descriptors.
     pub fn watch(&self) -> io::Result<Option<OwnedFd>> {
         match self {
             Self::Ours(socket) => socket.try_clone().map(Some),

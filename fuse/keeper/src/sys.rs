@@ -1,6 +1,6 @@
 //! Signals as a descriptor, and descriptors across exec.
 //!
-//! Owns: the calls that std and rustix do not have. One of the modules with unsafe code. Does not own: what follows.
+//! Owns: the calls that std and rustix do not have. Contains unsafe code. Does not own: the reactions to signals.
 
 use std::ffi::CString;
 use std::io;
@@ -8,26 +8,26 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// The first number that a descriptor is passed under. Above everything that the keeper has open itself: between fork and
-/// exec the numbers are taken, and the binary and std's own pipe must not be among them.
+/// The first number under which a descriptor is passed. Above every descriptor that the keeper has open itself: between fork and exec these
+/// numbers are overwritten, and the binary and std's own pipe must not be among them.
 pub(crate) const FIRST_PASSED: RawFd = 100;
-/// The same by sd_listen_fds(3): behind stdin, stdout and stderr.
+/// The first number by sd_listen_fds(3): after stdin, stdout and stderr.
 pub(crate) const FIRST_LISTEN: RawFd = 3;
 
-/// Signals that this process waits for with a descriptor instead of being interrupted: those that end it in order, and those
-/// that others send by habit, which would end it out of order.
+/// Signals that this process reads from a descriptor instead of being interrupted: those that end it in order, and those that people send
+/// by habit, which would end it out of order.
 const WATCHED: [libc::c_int; 5] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
 
-/// A signal that has come.
+/// A signal that was received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Told {
     /// SIGTERM or SIGINT.
     End,
-    /// One that means nothing here: a terminal that was closed, a rotation of logs, a reload.
+    /// A signal without a meaning here: a terminal that was closed, a rotation of logs, a reload.
     Nothing(i32),
 }
 
-/// Blocks the watched signals and gives a descriptor that is readable when one has come.
+/// Blocks the watched signals, and returns a descriptor that is readable when one has come.
 pub(crate) fn watch_signals() -> io::Result<OwnedFd> {
     let set = watched()?;
     // SAFETY: the set is initialised; the old mask is not asked for.
@@ -58,7 +58,7 @@ fn watched() -> io::Result<libc::sigset_t> {
     Ok(set)
 }
 
-/// One signal that has come, if any.
+/// Reads one received signal, if any.
 pub(crate) fn take_signal(signals: &OwnedFd) -> Option<Told> {
     let mut info = [0; size_of::<libc::signalfd_siginfo>()];
     let read = rustix::io::read(signals, &mut info).ok()?;
@@ -96,13 +96,13 @@ pub(crate) fn pass(command: &mut Command, passed: Vec<OwnedFd>) -> io::Result<()
     Ok(())
 }
 
-/// A duplicate, close-on-exec, with a number that [`pass`] does not use for `count` descriptors.
+/// Makes a duplicate, close-on-exec, with a number that [`pass`] does not use for `count` descriptors.
 pub(crate) fn above(fd: BorrowedFd<'_>, count: usize) -> io::Result<OwnedFd> {
     let least = FIRST_PASSED + i32::try_from(count).map_err(io::Error::other)?;
     Ok(rustix::io::fcntl_dupfd_cloexec(fd, least)?)
 }
 
-/// Takes a descriptor that was passed to this process under a number. Close-on-exec from now on.
+/// Takes over a descriptor that was passed to this process under a number. Close-on-exec from now on.
 ///
 /// Must be called at most once for a number, before anything of this process opens or closes descriptors by number.
 pub(crate) fn take_passed(number: RawFd) -> io::Result<OwnedFd> {

@@ -2,11 +2,10 @@
 //!
 //! Owns: open files of FALLBACK. Does not own: their backing files, the decision to be in FALLBACK (`probe`).
 //!
-//! What costs: a write is copied twice, from the program into our buffer (by the kernel, in our read of
-//! `/dev/fuse`) and from there into the backing file; and the program sleeps while we work. It is acknowledged only when
-//! it is in the backing file: this process may die at any moment, the backing file does not.
-//! A read is copied once: the kernel copies from our mapping of the backing file straight into the program's
-//! buffer.
+//! Costs: a write is copied twice, from the program into the daemon's buffer (by the kernel, in the daemon's read of `/dev/fuse`) and from
+//! there into the backing file; and the program sleeps meanwhile. A write is acknowledged only when it is in the backing file: this process
+//! may die at any moment, the backing file does not. A read is copied once: the kernel copies from the daemon's mapping of the backing file
+//! straight into the program's buffer.
 
 use super::pages::{PageDropper, Written};
 use crate::errno::io_errno;
@@ -18,15 +17,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use tidemark_namespace::{LARGEST_FILE_BYTES, NodeId, OpenFile};
 use tidemark_tier1::{Backing, Mapping};
 
-/// Smaller reads are copied through a buffer: faulting a mapping in costs more than the second copy.
+/// Size of the smallest read that is mapped. Smaller reads are copied through a buffer: faulting a mapping in costs more than the second
+/// copy.
 const MAP_MIN_BYTES: u64 = 64 * 1024;
 
 /// The open files of one mount.
 #[derive(Debug)]
 pub(crate) struct Fallback {
-    /// The kernel can map files opened with FOPEN_DIRECT_IO shared.
+    /// Whether the kernel can map files opened with FOPEN_DIRECT_IO shared.
     direct_mmap: bool,
-    /// Keeps cached readers from seeing old bytes; set when the mount serves, where the kernel cannot.
+    /// Keeps cached readers from seeing old bytes. If the kernel cannot map such files, set when the mount begins to serve.
     pages: OnceLock<PageDropper>,
     files: RwLock<HashMap<u64, Arc<Served>>>,
     nodes: Mutex<HashMap<NodeId, Node>>,
@@ -38,15 +38,15 @@ struct Node {
     opens: u64,
 }
 
-/// What all open files of one node share.
+/// State that all open files of one node share.
 #[derive(Debug, Default)]
 struct NodeIo {
-    /// Open files whose reads go through the page cache.
+    /// Number of open files whose reads go through the page cache.
     cached_opens: AtomicU64,
     mapping: Mutex<Option<Arc<Mapping>>>,
 }
 
-/// One open file.
+/// An open file.
 #[derive(Debug)]
 struct Served {
     backing: Arc<Backing>,
@@ -60,7 +60,7 @@ impl Fallback {
         Self { direct_mmap, pages: OnceLock::new(), files: RwLock::default(), nodes: Mutex::default() }
     }
 
-    /// The mount begins to serve.
+    /// Prepares for serving.
     pub(crate) fn begin(&self, notifier: Notifier) -> io::Result<()> {
         if !self.direct_mmap {
             let set = self.pages.set(PageDropper::start(notifier)?);
@@ -69,7 +69,7 @@ impl Fallback {
         Ok(())
     }
 
-    /// Takes an open file in; the flags it is to be opened with.
+    /// Registers an open file, and returns the flags to open it with.
     ///
     /// Direct I/O spares the page cache's copy and sends requests as large as the kernel allows. Where the kernel
     /// cannot map such files shared, read-only opens go through the page cache instead.
@@ -79,20 +79,20 @@ impl Fallback {
         node.opens += 1;
         let cached = !file.writable && !self.direct_mmap;
         let io = Arc::clone(&node.io);
-        // Before the kernel hears of the open, and so before it has a page of it.
+        // Before the kernel learns of the open, and so before it has a page of the file.
         io.cached_opens.fetch_add(u64::from(cached), Ordering::SeqCst);
         let served = Served { backing: Arc::clone(&file.backing), node: file.node, cached, io };
         drop(nodes);
         let replaced =
             self.files.write().unwrap_or_else(PoisonError::into_inner).insert(file.fh, Arc::new(served));
         if let Some(replaced) = replaced {
-            // Taken up from the daemon before, and now answered once more.
+            // Recovered from the previous daemon, and now answered once more.
             self.let_go(&replaced);
         }
         if cached { FopenFlags::empty() } else { FopenFlags::FOPEN_DIRECT_IO }
     }
 
-    /// The file is closed for good.
+    /// Notes that a file is closed for good.
     pub(crate) fn released(&self, fh: u64) {
         let served = self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&fh);
         if let Some(served) = served {
@@ -116,7 +116,7 @@ impl Fallback {
         if offset.saturating_add(u64::from(written)) > LARGEST_FILE_BYTES {
             return reply.error(Errno::EFBIG);
         }
-        // Pages that a reader has cached are old as soon as the bytes are there, and must go before the program goes on.
+        // Pages that a reader has cached are old as soon as the bytes are written, and must be dropped before the program continues.
         let pages = self.pages.get().filter(|_| served.io.cached_opens.load(Ordering::SeqCst) > 0);
         match (write_all(&served.backing, data, offset), pages) {
             (Ok(()), None) => reply.written(written),
@@ -156,15 +156,15 @@ impl Served {
         let present = stat.size_bytes;
         let end = offset.saturating_add(size).min(present);
         let wanted = end.saturating_sub(offset);
-        // Mapped, a hole would have to be filled first; copied, it is zeros.
+        // In a mapping a hole would have to be filled first; a copy reads it as zeros.
         let sparse = stat.blocks_512 * 512 < present;
-        // Truncated between the two looks at it, it cannot be mapped so far: what is left of it is copied.
+        // A file that was truncated since its size was read cannot be mapped that far: the rest of it is copied.
         if wanted >= MAP_MIN_BYTES
             && !sparse
             && let Some(mapping) = self.mapping(end)?
         {
-            // Our own code never touches the mapped bytes: the kernel copies them, and a file truncated meanwhile
-            // makes that copy fail with EIO instead of raising SIGBUS here.
+            // The daemon's code never touches the mapped bytes: the kernel copies them, and if the file is truncated meanwhile, that copy
+            // fails with EIO instead of raising SIGBUS here.
             let (start, end) = (to_usize(offset)?, to_usize(end)?);
             return Ok(Answer::Mapped(mapping, start, end));
         }
@@ -180,7 +180,7 @@ impl Served {
         Ok(Answer::Copied(bytes))
     }
 
-    /// A mapping that reaches to `end`; none where the file does not any more.
+    /// Returns a mapping that reaches to `end`, or `None` if the file no longer does.
     fn mapping(&self, end: u64) -> io::Result<Option<Arc<Mapping>>> {
         let mut held = self.io.mapping.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mapping) = held.as_ref().filter(|mapping| mapping.len() as u64 >= end) {

@@ -1,4 +1,4 @@
-//! How the bytes of an open file travel: past the daemon, or through it.
+//! The data path of an open file: past the daemon, or through it.
 //!
 //! Owns: the answer to OPEN and CREATE, and what must be undone at RELEASE. Does not own: which of the two a
 //! mount uses (`probe`), the open files themselves (the namespace).
@@ -21,12 +21,12 @@ use tidemark_tier1::is_descriptor_limit;
 pub(crate) enum DataPath {
     /// The kernel reads and writes the backing files itself.
     Passthrough(BackingIds<Kernel>),
-    /// We do.
+    /// The daemon reads and writes them.
     Fallback(Fallback),
 }
 
 impl DataPath {
-    /// The mount begins to serve: INIT was answered, and no other request yet.
+    /// Begins to serve: INIT was answered, and no other request yet.
     pub(crate) fn begin(&self, notifier: Notifier) -> io::Result<()> {
         match self {
             Self::Passthrough(_) => Ok(()),
@@ -86,7 +86,7 @@ impl DataPath {
         Ok(())
     }
 
-    /// One open file is gone for good. Call before the namespace is told.
+    /// Releases an open file for good. Callers do so before they notify the namespace.
     pub(crate) fn released(&self, file: &OpenFile) {
         match self {
             Self::Passthrough(ids) => ids.release(file.backing.number(), file.fh),
@@ -94,13 +94,13 @@ impl DataPath {
         }
     }
 
-    /// Takes up the open files of the daemon before this one.
+    /// Recovers the open files of the previous daemon.
     pub(crate) fn take_up(&self, namespace: &Namespace) -> io::Result<()> {
         let open = namespace.open_files();
         match self {
             Self::Passthrough(ids) => {
                 let handles = open.iter().map(|file| (file.fh, file.backing.number()));
-                // Of no memory of ours, which may be full.
+                // From memory outside Tier-1, which may be full.
                 let spare = || Ok(rustix::fs::memfd_create("tidemark-spare", MemfdFlags::CLOEXEC)?);
                 ids.take_up(&namespace.backing_ids(), handles, spare)
             }
@@ -129,7 +129,8 @@ fn acquire(ids: &BackingIds<Kernel>, file: &OpenFile) -> Result<u32, Errno> {
     })
 }
 
-/// FLUSH tells close(2) from a killed process, which matters only for files that may have been written.
+/// Returns the flag that decides whether the kernel sends FLUSH. FLUSH tells close(2) from a killed process, which
+/// matters only for files that may have been written.
 fn flush_flag(file: &OpenFile) -> FopenFlags {
     if file.writable { FopenFlags::empty() } else { FopenFlags::FOPEN_NOFLUSH }
 }

@@ -3,17 +3,18 @@
 //! Owns: the thread that drops such pages and then acknowledges the write. Does not own: which opens are cached
 //! (`fallback`).
 //!
-//! There, read-only opens go through the page cache so that they can be mapped, and writes go past it: a reader that
-//! has the file open would go on seeing its old pages. Dropping a page waits for a read of it that is on its way to us,
-//! so a thread that answers requests must not do it: with all of them waiting nobody would answer the reads. The write
-//! is acknowledged after the pages are gone, not before: a read that starts later must see it.
+//! On such kernels read-only opens go through the page cache so that they can be mapped, and writes go past it: a
+//! reader that has the file open would still see its old pages. Dropping a page waits for a pending read of it, which
+//! the daemon must answer. So a thread that answers requests must not drop pages: if all waited, none would answer the
+//! reads. The write is acknowledged after the pages are gone, not before: a read that starts later must see it.
 
 use fuser::{Errno, INodeNo, Notifier, ReplyWrite};
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use tidemark_namespace::NodeId;
 
-/// Writes that wait: each is a program in write(2), of a file that another has open for reading. About 1 MiB of queue.
+/// The most writes that wait. Each is a program in write(2) to a file that another program has open for reading. About
+/// 1 MiB of queue.
 const QUEUE_MAX: usize = 16_384;
 
 /// Bytes that are in the backing file, and whose writer waits.
@@ -25,7 +26,7 @@ pub(super) struct Written {
     pub(super) reply: ReplyWrite,
 }
 
-/// Hands writes to the thread, which ends when this is dropped.
+/// Passes writes to the thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct PageDropper {
     queue: SyncSender<Written>,
@@ -44,9 +45,9 @@ impl PageDropper {
     pub(super) fn drop_and_acknowledge(&self, written: Written) {
         match self.queue.try_send(written) {
             Ok(()) => {}
-            // Waiting here would keep a thread from the reads that the dropping waits for.
+            // Waiting here would keep this thread from the reads that the dropping waits for.
             Err(TrySendError::Full(unsent)) => unsent.reply.error(Errno::EAGAIN),
-            // The thread ends with us only, so it panicked, and said so.
+            // The thread ends only with this value, so it panicked, and the panic was logged.
             Err(TrySendError::Disconnected(unsent)) => unsent.reply.error(Errno::EIO),
         }
     }
@@ -54,7 +55,7 @@ impl PageDropper {
 
 fn drop_all(notifier: &Notifier, waiting: &Receiver<Written>) {
     for Written { node, offset, bytes, reply } in waiting {
-        // The kernel refuses what it does not know: then there are no pages either.
+        // The kernel refuses nodes that it does not know: then there are no pages either.
         if let Ok(offset) = i64::try_from(offset)
             && let Err(error) = notifier.inval_inode(INodeNo(node), offset, i64::from(bytes))
         {
