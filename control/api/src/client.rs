@@ -24,16 +24,19 @@ use tidemark_protocol::report::{
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// A listening daemon accepts in microseconds; its queue may be full for a moment.
+/// Time limit of a connect. A listening daemon accepts in microseconds; its queue may be full for a moment.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// A daemon that died is back in some tens of milliseconds, and answers commands when it has read Tier-3's markers.
+/// How long to wait for a restarted daemon. A daemon that died is back in some tens of milliseconds, and answers
+/// commands when it has read Tier-3's markers.
 const RESTART_PATIENCE: Duration = Duration::from_secs(10);
 const RESTART_POLL: Duration = Duration::from_millis(20);
-/// From the request to the first byte of the answer, and between the bytes of one. Doctor runs its checks in it.
+/// Time limit from the request to the first byte of the answer, and between the bytes of an answer. Doctor runs its
+/// checks within it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// A stream speaks at least every [`KEEPALIVE`]; five missed mean that nobody is there.
+/// The longest silence of a stream. A stream sends a line at least every [`KEEPALIVE`]; if five are missing, the daemon
+/// is gone.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(KEEPALIVE.as_secs() * 5);
-/// `show --files` of 100,000 files is about 50 MB.
+/// The longest answer. `show --files` of 100,000 files is about 50 MB.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 
 /// A daemon, by its socket. Holds no connection.
@@ -43,7 +46,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// The daemon whose state directory this is.
+    /// Returns a client of the daemon with this state directory.
     #[must_use]
     pub fn of_state_dir(state_dir: &Path) -> Self {
         Self { socket: state_dir.join(SOCKET_NAME) }
@@ -97,12 +100,12 @@ impl Client {
         self.post(path::RECOVER, request).await
     }
 
-    /// Dropping the future ends the waiting, not what is being given up.
+    /// Retires checkpoints by the retention rules. Dropping the future ends the waiting, not the work.
     pub async fn gc(&self, request: &GcRequest, progress: impl FnMut(Progress)) -> Result<Gc, ClientError> {
         self.work(path::GC, request, progress).await
     }
 
-    /// As [`Client::gc`].
+    /// Removes checkpoints. Dropping the future ends the waiting, not the work.
     pub async fn remove(
         &self,
         request: &RemoveRequest,
@@ -111,7 +114,7 @@ impl Client {
         self.work(path::REMOVE, request, progress).await
     }
 
-    /// Dropping the future cancels the work, and nothing of it is left.
+    /// Exports a checkpoint. Dropping the future cancels the work, and nothing of it is left.
     pub async fn export(
         &self,
         request: &ExportRequest,
@@ -120,7 +123,7 @@ impl Client {
         self.work(path::EXPORT, request, progress).await
     }
 
-    /// Dropping the future ends it after the checkpoint in hand.
+    /// Imports checkpoints. Dropping the future ends the work after the present checkpoint.
     pub async fn import(
         &self,
         request: &ImportRequest,
@@ -129,7 +132,7 @@ impl Client {
         self.work(path::IMPORT, request, progress).await
     }
 
-    /// Dropping the future cancels the work.
+    /// Verifies checkpoints. Dropping the future cancels the work.
     pub async fn verify(
         &self,
         request: &VerifyRequest,
@@ -138,7 +141,7 @@ impl Client {
         self.work(path::VERIFY, request, progress).await
     }
 
-    /// Dropping the future stops it where it waits for the end.
+    /// Prefetches a checkpoint. If the future waits for the end, dropping it stops the work.
     pub async fn prefetch(
         &self,
         request: &PrefetchRequest,
@@ -147,7 +150,7 @@ impl Client {
         self.work(path::PREFETCH, request, progress).await
     }
 
-    /// Dropping the future ends the waiting, not the uploads that are queued.
+    /// Flushes. Dropping the future ends the waiting, not the queued uploads.
     pub async fn flush(
         &self,
         request: &FlushRequest,
@@ -156,7 +159,7 @@ impl Client {
         self.work(path::FLUSH, request, progress).await
     }
 
-    /// Calls `each` with every event until there are no more, or it says stop by answering false.
+    /// Calls `each` with every event until there are no more, or `each` returns false.
     pub async fn events(
         &self,
         request: EventsRequest,
@@ -177,14 +180,14 @@ impl Client {
         }
     }
 
-    /// The Prometheus text.
+    /// Returns the Prometheus text.
     pub async fn metrics_text(&self) -> Result<String, ClientError> {
         let response = self.send(Method::GET, path::METRICS, Bytes::new()).await?;
         let body = self.whole(response).await?;
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
-    /// Whether the mount serves; the text is the daemon's reason when not.
+    /// Returns whether the mount serves; the text is the daemon's reason when not.
     pub async fn healthy(&self) -> Result<Result<(), String>, ClientError> {
         let response = self.send(Method::GET, path::HEALTHZ, Bytes::new()).await?;
         let healthy = response.status() == StatusCode::OK;
@@ -239,7 +242,7 @@ impl Client {
         serde_json::from_slice(&body).map_err(|source| self.garbled(source))
     }
 
-    /// The error that an answer with an error status carries.
+    /// Returns the error in an answer with an error status.
     async fn refusal(&self, response: Response<Incoming>) -> ClientError {
         let status = response.status();
         match self.whole(response).await {
@@ -263,14 +266,14 @@ impl Client {
         Ok(whole.freeze())
     }
 
-    /// The next bytes of a body; None at its end.
+    /// Returns the next bytes of a body; `None` at its end.
     async fn frame(&self, body: &mut Incoming, limit: Duration) -> Result<Option<Bytes>, ClientError> {
         loop {
             match timeout(limit, body.frame()).await {
                 Err(_) => return Err(self.silent(limit)),
                 Ok(None) => return Ok(None),
                 Ok(Some(Err(source))) => return Err(self.broken(source)),
-                // Trailers carry nothing of ours.
+                // Trailers carry no data of the protocol.
                 Ok(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data() {
                         return Ok(Some(data));
@@ -292,7 +295,7 @@ impl Client {
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(body))
             .expect("a fixed path and fixed headers make a request");
-        // The connection's task ends when the sender and the body are dropped; its errors reach us through them.
+        // The connection's task ends when the sender and the body are dropped; they report its errors.
         tokio::spawn(connection);
         timeout(ANSWER_TIMEOUT, sender.send_request(request))
             .await
@@ -300,7 +303,7 @@ impl Client {
             .map_err(|source| self.broken(source))
     }
 
-    /// Connects. A daemon that was killed is started again by its keeper, and is waited for.
+    /// Connects. If the daemon was killed, waits until its keeper has restarted it.
     async fn connect(&self) -> Result<UnixStream, ClientError> {
         let give_up = tokio::time::Instant::now() + RESTART_PATIENCE;
         loop {
@@ -319,7 +322,8 @@ impl Client {
         }
     }
 
-    /// Somebody holds the state directory's lock, and does not say that its daemons die again and again.
+    /// Returns whether a process holds the state directory's lock, and no keeper reports that its daemons die again and
+    /// again.
     fn is_restarting(&self) -> bool {
         let Some(state_dir) = self.socket.parent() else { return false };
         let Ok(lock) = std::fs::File::open(state_dir.join(LOCK_NAME)) else { return false };
@@ -355,7 +359,7 @@ struct Lines<'a> {
     client: &'a Client,
     body: Incoming,
     buffer: BytesMut,
-    /// How much of the buffer is known to have no line end.
+    /// Number of bytes of the buffer that are known to have no line end.
     searched: usize,
 }
 
@@ -381,7 +385,7 @@ impl Lines<'_> {
     }
 }
 
-/// Why there is no answer, or which one it was.
+/// Why there is no answer, or which error the answer is.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error(
@@ -413,7 +417,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// What a command that meets it exits with.
+    /// Returns the exit code of a command that fails with this error.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         match self {
@@ -427,7 +431,7 @@ impl ClientError {
         }
     }
 
-    /// Whether no daemon could be spoken to, so that what it left behind is the best there is.
+    /// Returns whether no daemon answered, so that the files it left behind are the best source.
     #[must_use]
     pub fn is_away(&self) -> bool {
         self.exit_code() == ExitCode::Unavailable && !matches!(self, Self::Answer(_))

@@ -5,13 +5,12 @@
 //! Prometheus, probes ── TCP, read-only ──────────────┘
 //! ```
 //!
-//! Owns: the names and the bounds that both ends keep, the framing of long answers. Does not own: what is answered (the daemon implements
-//! [`NodeApi`]), the answers' shapes (`protocol::report`), drawing them (`ckptctl`).
+//! Owns: the names and the bounds that both ends keep, the framing of long answers. Does not own: the content of the answers (the daemon
+//! implements [`NodeApi`]), their shapes (`protocol::report`), drawing them (`ckptctl`).
 //!
-//! Commands without arguments are GET; commands with arguments are POST with a JSON body of their request type. An
-//! error is an HTTP status above 399 with an [`ApiError`] as its body. Long work answers `application/x-ndjson`: one
-//! [`report::StreamLine`] a line, an empty line where there is nothing to say for [`KEEPALIVE`], the result last.
-//! `curl --unix-socket ckptd.sock http://node/v1/status` works.
+//! Commands without arguments are GET; commands with arguments are POST with a JSON body of their request type. An error is an HTTP status
+//! above 399 with an [`ApiError`] as its body. Long work answers `application/x-ndjson`: one [`report::StreamLine`] a line, an empty line
+//! after a silence of [`KEEPALIVE`], the result last. `curl --unix-socket ckptd.sock http://node/v1/status` works.
 
 pub mod client;
 pub mod server;
@@ -28,21 +27,21 @@ use tokio::sync::mpsc;
 
 /// The socket's name in the state directory.
 pub const SOCKET_NAME: &str = "ckptd.sock";
-/// Held by the node's first process while it lives, in the state directory.
+/// Lock file in the state directory, held by the node's first process while it lives.
 pub const LOCK_NAME: &str = "lock";
-/// What the keeper says while its daemons die again and again, in the state directory.
+/// File in the state directory that the keeper writes while its daemons die again and again.
 pub const KEEPER_FILE_NAME: &str = "keeper.json";
-/// Held by whoever keeps the daemon's memory: the daemon, and its keeper.
+/// Lock file held by the processes that keep the daemon's memory: the daemon, and its keeper.
 pub const LOCK_FILE_NAME: &str = "lock";
-/// The last known status, in the state directory.
+/// File in the state directory with the last known status.
 pub const STATUS_FILE_NAME: &str = "status.json";
 
 /// The longest request body: a selector of 4095 bytes written as a list of numbers is 16 KiB.
 pub const REQUEST_BYTES_MAX: usize = 64 << 10;
-/// How long a stream of lines stays silent before it says that it is alive.
+/// How long a stream of lines is silent before it sends an empty line to show that it is alive.
 pub const KEEPALIVE: Duration = Duration::from_secs(2);
 
-/// Where each command is.
+/// The paths of the commands.
 pub mod path {
     pub const STATUS: &str = "/v1/status";
     pub const LIST: &str = "/v1/list";
@@ -76,9 +75,9 @@ pub mod path {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListRequest {
-    /// Only what is at or below it, or the checkpoint in which it lies.
+    /// Only checkpoints at or below this place, or the checkpoint in which it lies.
     pub place: Place,
-    /// Loose files too, and versions that newer ones replaced.
+    /// Also loose files, and versions that newer ones replaced.
     pub all: bool,
 }
 
@@ -87,7 +86,7 @@ pub struct ListRequest {
 #[serde(deny_unknown_fields)]
 pub struct ShowRequest {
     pub checkpoint: Selector,
-    /// List its files too.
+    /// Also list its files.
     pub files: bool,
 }
 
@@ -103,9 +102,9 @@ pub struct WhyRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VerifyRequest {
-    /// None: everything this node knows.
+    /// `None`: everything that this node knows.
     pub checkpoint: Option<Selector>,
-    /// Read the copies in Tier-3 too, which costs their transfer.
+    /// Also read the copies in Tier-3, which costs their transfer.
     pub deep: bool,
 }
 
@@ -114,7 +113,7 @@ pub struct VerifyRequest {
 #[serde(deny_unknown_fields)]
 pub struct PrefetchRequest {
     pub checkpoint: Selector,
-    /// Answer when all that fits is here, instead of when it is known what is to be done.
+    /// Answer when everything that fits is here, instead of when the work is planned.
     pub wait: bool,
 }
 
@@ -126,7 +125,7 @@ pub struct FlushRequest {
     pub place: Place,
     /// Answer when all are committed, instead of with what is pending.
     pub wait: bool,
-    /// How long to wait; None: until done.
+    /// How long to wait; `None`: until done.
     pub timeout_s: Option<u64>,
 }
 
@@ -141,7 +140,7 @@ pub struct CommitRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GcRequest {
-    /// Only say what would go.
+    /// Only report which versions would be retired.
     pub dry_run: bool,
 }
 
@@ -151,7 +150,7 @@ pub struct GcRequest {
 pub struct PinRequest {
     pub checkpoint: Selector,
     pub pinned: bool,
-    /// Who says so, for whoever reads it later.
+    /// The person or program that asks, for later readers.
     pub by: String,
 }
 
@@ -174,9 +173,9 @@ pub struct UndeleteRequest {
 #[serde(deny_unknown_fields)]
 pub struct ExportRequest {
     pub checkpoint: Selector,
-    /// None: the newest committed.
+    /// `None`: the newest committed version.
     pub version: Option<VersionNumber>,
-    /// Absolute, on the daemon's machine; it must not be there.
+    /// Absolute path on the daemon's machine; it must not exist.
     pub directory: String,
 }
 
@@ -184,9 +183,9 @@ pub struct ExportRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportRequest {
-    /// Below the URL of Tier-3, relative to it or with it.
+    /// A path below the URL of Tier-3, relative to it or with it.
     pub from: String,
-    /// None: the last part of `from`, in the mount's root.
+    /// `None`: the last part of `from`, in the mount's root.
     pub to: Option<Place>,
 }
 
@@ -202,28 +201,28 @@ pub struct RecoverRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventsRequest {
-    /// Only events with a greater number; all where this daemon has not reached it, since each counts from 1.
+    /// Only events with a greater number. All events if this daemon has not reached the number, since each daemon counts from 1.
     pub since: u64,
-    /// Go on as they happen, until the client hangs up.
+    /// Continue with new events until the client hangs up.
     pub follow: bool,
 }
 
-/// What a node answers. The daemon implements it; a fake one in the tests does too.
+/// The commands that a node answers. The daemon implements the trait; so does a fake node in the tests.
 ///
-/// The future of a method is dropped when its client hangs up or the server ends: that is how long work is
-/// cancelled, so a method must hold nothing across an await that dropping leaves broken, and must own its helpers
-/// such that they end with it. Methods are called concurrently, at most `server::REQUESTS_MAX` at once.
+/// The future of a method is dropped when its client hangs up or the server ends: that is how long work is cancelled. So a method must hold
+/// nothing across an await that dropping leaves broken, and its helpers must end with it. Methods are called concurrently, at most
+/// `server::REQUESTS_MAX` at once.
 #[async_trait]
 pub trait NodeApi: Send + Sync + 'static {
-    /// Cheap: called for each probe and by each command that takes a path.
+    /// Returns the status. Must be cheap: called for each probe and by each command that takes a path.
     async fn status(&self) -> Result<Status, ApiError>;
-    /// In order of run, timeline, step, version. Empty is not an error.
+    /// Lists checkpoints in order of run, timeline, step, version. Empty is not an error.
     async fn list(&self, request: ListRequest) -> Result<Vec<Checkpoint>, ApiError>;
     async fn show(&self, request: ShowRequest) -> Result<Show, ApiError>;
     async fn why(&self, request: WhyRequest) -> Result<Why, ApiError>;
     async fn tiers(&self) -> Result<Vec<TierStatus>, ApiError>;
     async fn nodes(&self) -> Result<Vec<Node>, ApiError>;
-    /// Not found on a node that is alone.
+    /// Returns the placement; not found on a node that is alone.
     async fn placement(&self) -> Result<Placement, ApiError>;
     async fn doctor(&self) -> Result<Doctor, ApiError>;
     async fn verify(&self, request: VerifyRequest, progress: ProgressSink) -> Result<Verify, ApiError>;
@@ -234,26 +233,27 @@ pub trait NodeApi: Send + Sync + 'static {
     async fn pin(&self, request: PinRequest) -> Result<Pin, ApiError>;
     async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError>;
     async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError>;
-    /// Dropping it leaves nothing at the directory.
+    /// Exports a checkpoint. Dropping the future leaves nothing at the directory.
     async fn export(&self, request: ExportRequest, progress: ProgressSink) -> Result<Export, ApiError>;
-    /// Dropping it leaves what was imported; one that is not committed yet may still be, by the next start.
+    /// Imports checkpoints. Dropping the future keeps what was imported; a checkpoint that is not committed yet may still be committed by
+    /// the next start.
     async fn import(&self, request: ImportRequest, progress: ProgressSink) -> Result<Import, ApiError>;
-    /// Changes nothing.
+    /// Plans a recovery, and changes nothing.
     async fn recover(&self, request: RecoverRequest) -> Result<Recovery, ApiError>;
-    /// Sends what `request` asks for, oldest first; with `follow` it returns only on an error or when dropped.
+    /// Sends the requested events, oldest first; with `follow` it returns only on an error or when dropped.
     async fn events(&self, request: EventsRequest, events: EventSink) -> Result<(), ApiError>;
-    /// Everything in the Prometheus (OpenMetrics) text format, with its final `# EOF`.
+    /// Returns all metrics in the Prometheus (OpenMetrics) text format, with its final `# EOF`.
     fn metrics_text(&self) -> String;
-    /// Whether the mount serves; the error says why not.
+    /// Returns whether the mount serves; the error says why not.
     fn healthy(&self) -> Result<(), String>;
 
-    /// What is wrong although the mount serves, a line each: the rest of what `/healthz` says.
+    /// Returns problems although the mount serves, a line each: the rest of the answer of `/healthz`.
     fn concerns(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Where long work tells how far it is. Telling never waits: a client that reads slowly misses some.
+/// Receives the progress of long work. Sending never waits: a client that reads slowly misses some lines.
 #[derive(Debug, Clone)]
 pub struct ProgressSink(mpsc::Sender<Progress>);
 
@@ -261,21 +261,21 @@ impl ProgressSink {
     /// Progress lines that wait for a slow client; beyond them newer ones are dropped until it reads.
     const QUEUE_MAX: usize = 4;
 
-    /// The sink and where its lines come out.
+    /// Makes the sink and the receiver of its lines.
     #[must_use]
     pub fn channel() -> (Self, mpsc::Receiver<Progress>) {
         let (sender, receiver) = mpsc::channel(Self::QUEUE_MAX);
         (Self(sender), receiver)
     }
 
-    /// Tells how far the work is.
+    /// Reports the progress of the work.
     pub fn tell(&self, progress: Progress) {
-        // A full or closed queue loses a picture of the middle of the work, never its result.
+        // A full or closed queue loses progress, never the result.
         let _ = self.0.try_send(progress);
     }
 }
 
-/// Where events go.
+/// Receives events.
 #[derive(Debug, Clone)]
 pub struct EventSink(mpsc::Sender<Event>);
 
@@ -283,17 +283,17 @@ impl EventSink {
     /// Events that wait for a slow client before the sender waits too.
     const QUEUE_MAX: usize = 64;
 
-    /// The sink and where its events come out.
+    /// Makes the sink and the receiver of its events.
     #[must_use]
     pub fn channel() -> (Self, mpsc::Receiver<Event>) {
         let (sender, receiver) = mpsc::channel(Self::QUEUE_MAX);
         (Self(sender), receiver)
     }
 
-    /// Sends one, waiting while the client is slow.
+    /// Sends an event, waiting while the client is slow.
     ///
     /// # Errors
-    /// When nobody listens any more, which ends the command.
+    /// If the client is gone, which ends the command.
     pub async fn send(&self, event: Event) -> Result<(), ApiError> {
         self.0
             .send(event)

@@ -1,4 +1,4 @@
-//! Do the server and the client agree over a real socket, and does a hang-up end the work?
+//! Tests that the server and the client agree over a real socket, and that a hang-up ends the work.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails like the test")]
 
@@ -62,7 +62,7 @@ async fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// One plain HTTP exchange on TCP; gives the whole answer.
+/// Sends one plain HTTP request on TCP, and returns the whole answer.
 async fn http(addr: SocketAddr, path: &str) -> String {
     let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n");
@@ -218,7 +218,7 @@ async fn a_socket_that_was_removed_is_made_again_and_another_daemon_s_is_left() 
     let other = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&socket).unwrap());
     let theirs = inode();
-    // Two looks.
+    // Time for two checks.
     tokio::time::sleep(Duration::from_millis(2200)).await;
     assert_eq!(inode(), theirs);
     drop(other);
@@ -270,7 +270,7 @@ async fn tcp_gives_health_and_nothing_that_changes_anything() {
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("does not serve"), "{answer}");
 }
 
-/// Each is a descriptor that the daemon needs for files.
+/// Idle connections are descriptors that the daemon needs for files.
 #[tokio::test]
 async fn idle_connections_give_way_to_new_ones() {
     let served = served(FakeNode::default()).await;

@@ -20,23 +20,23 @@ pub struct Stamp {
     pub tick: u64,
 }
 
-/// Something that waits for what a node knows. The numbers are the asker's own.
+/// A call or look-up that waits for another node's publication. The numbers are the asking node's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Asker {
     Call { life: Incarnation, number: u64 },
     Look { life: Incarnation, number: u64 },
 }
 
-/// From a node.
+/// A message from a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ToCoordinator {
-    /// `replaces`: the node's life before, which ends with this; none: the node knows of none.
+    /// `replaces`: the node's former life, which ends with this; `None`: the node knows of none.
     Join { life: Incarnation, replaces: Option<Incarnation> },
     /// Calls in their order; the numbers begin at `first`, which is the first call without an answer.
     Publish { life: Incarnation, first: u64, calls: Vec<Call> },
     /// A name, looked up after the node's own calls up to `after` were taken.
     Look { life: Incarnation, number: u64, after: u64, place: Place },
-    /// The answer to [`ToNode::Publish`]: what the node knew then are its calls up to `last`.
+    /// The answer to [`ToNode::Publish`]: the node's calls up to `last` are all that it knew then.
     Known { life: Incarnation, asker: Asker, file: Option<FileId>, last: u64 },
 }
 
@@ -52,7 +52,7 @@ pub enum Outcome {
 pub struct Done {
     pub entries: Vec<(Place, Entry)>,
     pub inodes: Vec<(FileId, Option<Inode>)>,
-    /// All names of a directory that the caller has alone now.
+    /// All names of a directory, if the caller has it alone now.
     pub grant: Option<Grant>,
 }
 
@@ -74,12 +74,12 @@ pub enum Found {
     Refused(Refusal),
 }
 
-/// From the coordinator.
+/// A message from the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ToNode {
     /// The sender is the coordinator.
     Lead,
-    /// `before`: the last call taken of the life before.
+    /// `before`: the last call taken of the former life.
     Joined {
         life: Incarnation,
         before: Option<(Incarnation, u64)>,
@@ -105,7 +105,7 @@ pub enum ToNode {
         number: u64,
         found: Found,
     },
-    /// Publish all that is known; `file`: and do not answer for this file from memory any more.
+    /// Publish everything that is known. With `file`, also stop answering for this file from memory.
     Publish {
         life: Incarnation,
         asker: Asker,

@@ -1,6 +1,6 @@
 //! Why a call was refused.
 //!
-//! Owns: the reasons, which are kept with what was published. Does not own: when each is given (`state`).
+//! Owns: the reasons, which are stored with the publications. Does not own: when each is given (`state`).
 
 use serde::{Deserialize, Serialize};
 

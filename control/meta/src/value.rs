@@ -1,6 +1,6 @@
 //! The values of the metadata.
 //!
-//! Owns: the types, their encoding, and what a fresh tree consists of. Does not own: the changes to them (`state`).
+//! Owns: the types, their encoding, and the content of a fresh tree. Does not own: the changes to them (`state`).
 
 use crate::key::{Key, ROOT};
 use crate::refusal::Refusal;
@@ -39,7 +39,7 @@ pub struct Inode {
     pub kind: Kind,
     pub attributes: Attributes,
     pub seal: Option<SealSummary>,
-    /// Names of a file; 1 for a directory.
+    /// Number of names of a file; 1 for a directory.
     pub links: u32,
     /// The life that has the newest bytes of a file, or that had the directory last.
     pub holder: Incarnation,
@@ -63,7 +63,7 @@ pub struct Target {
 pub struct Entry {
     /// Rises with each change of the name.
     pub version: u64,
-    /// The inode; none for a tombstone.
+    /// The inode; `None` for a tombstone.
     pub target: Option<Target>,
 }
 
@@ -71,7 +71,7 @@ pub struct Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Standing {
     Present,
-    /// Present, and it has not yet published again what a former life had not published.
+    /// Present, and the changes that a former life had not published are not all published again yet.
     Returning,
     /// Declared gone: the life is over.
     Gone,
@@ -90,10 +90,10 @@ pub struct Published {
     pub life: Incarnation,
     /// The number of the last call taken; the first call of a life is 1.
     pub number: u64,
-    /// Calls that were taken as refused, from the first one that the node had no answer to. A call sent again after a lost answer
-    /// is answered from this.
+    /// Calls that were taken as refused, from the first one for which the node had no answer. If a call is sent again after a lost answer,
+    /// it is answered from this list.
     pub refused: Vec<(u64, Refusal)>,
-    /// The node's last life before this one of which a call was taken, and the number of that call.
+    /// The node's last earlier life of which a call was taken, and the number of that call.
     pub before: Option<(Incarnation, u64)>,
 }
 
@@ -103,7 +103,7 @@ pub struct Role {
     pub life: NodeLife,
     /// The address for nodes, `host:port`.
     pub address: String,
-    /// One more than any before.
+    /// The epoch: one more than any before.
     pub epoch: Epoch,
 }
 
@@ -128,7 +128,7 @@ pub struct NotAValue {
 }
 
 impl Value {
-    /// The bytes of the value in a store.
+    /// Returns the bytes of the value in a store.
     ///
     /// # Panics
     /// Never: encoding into memory has no failure for these types.
@@ -137,17 +137,17 @@ impl Value {
         postcard::to_allocvec(self).expect("plain data is encoded into memory that grows")
     }
 
-    /// Reads [`Self::to_bytes`], and checks that the value is one of `key`.
+    /// Reads [`Self::to_bytes`], and checks that the value fits `key`.
     ///
     /// # Errors
-    /// [`NotAValue`] if it is not.
+    /// [`NotAValue`] if it does not.
     pub fn from_bytes(key: &Key, bytes: &[u8]) -> Result<Self, NotAValue> {
         let refused = |why: String| NotAValue { key: key.clone(), why };
         let value: Self = postcard::from_bytes(bytes).map_err(|error| refused(error.to_string()))?;
         if value.fits(key) { Ok(value) } else { Err(refused("it belongs to another kind of key".to_owned())) }
     }
 
-    /// Whether a value of this kind may stand under `key`.
+    /// Returns whether a value of this kind may stand under `key`.
     #[must_use]
     pub fn fits(&self, key: &Key) -> bool {
         matches!(
@@ -162,7 +162,7 @@ impl Value {
     }
 }
 
-/// The keys of an empty tree under a new `era`.
+/// Returns the keys of an empty tree under a new `era`.
 #[must_use]
 pub fn empty_tree(era: u64) -> Vec<(Key, Value)> {
     let root = Inode {

@@ -1,6 +1,6 @@
-//! Having every node say what it has not told yet.
+//! Makes every node publish its pending changes.
 //!
-//! Owns: asking all of them, once for all that want it at one moment. Does not own: how long somebody waits for a node that does not answer.
+//! Owns: asking all nodes, in one round for all callers of a moment. Does not own: how long a caller waits for a node that does not answer.
 
 use super::Catalog;
 use super::members::ASKS_MAX;
@@ -11,17 +11,17 @@ use tidemark_engine::cluster::address_of;
 use tidemark_protocol::cluster::members::Standing;
 use tidemark_protocol::cluster::wire::{Member, ToNode};
 
-/// The time that a node has for publishing everything. After that the node goes on with it, and the caller asks again.
+/// The time that a node has for publishing everything. If it needs longer, it continues, and the caller asks again.
 const HEAR_DEADLINE: Duration = Duration::from_secs(1);
 
-/// For each member, between two times that all are asked: every node of a job may wait for a flush, and all of them are served by one round. A
-/// call costs some 30 µs of a processor.
+/// Pause per member between two rounds. Every node of a job may wait for a flush, and one round serves all of them. A call costs some 30 µs
+/// of a processor.
 const HEAR_PAUSE: Duration = Duration::from_millis(1);
 
-/// The longest of these pauses: who waits for a flush hardly notices it.
+/// The longest of these pauses: a caller that waits for a flush hardly notices it.
 const HEAR_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// The last time that all were asked.
+/// The last round.
 #[derive(Debug)]
 pub(super) struct Heard {
     began: Instant,
@@ -30,7 +30,8 @@ pub(super) struct Heard {
 }
 
 impl Catalog {
-    /// Everybody says what they have not told, beginning after this call did; a sentence for each node that did not.
+    /// Makes all members publish their pending changes, in a round that begins after this call did. Returns a sentence for each node that
+    /// did not.
     pub(super) async fn hear_members(&self) -> Vec<String> {
         let wanted = Instant::now();
         let mut last = self.last_heard.lock().await;
@@ -51,7 +52,7 @@ impl Catalog {
         unheard
     }
 
-    /// Why a node was not heard; none where it was.
+    /// Returns why a node did not publish, or `None` if it did.
     async fn hear(&self, member: &Member) -> Option<String> {
         let (node, standing) = (&member.life.node, member.standing.word());
         let unheard = |why: String| {
@@ -60,7 +61,7 @@ impl Catalog {
             ))
         };
         if member.standing != Standing::Alive {
-            // A call that nobody answers takes one of the connection's 64, and keeps it when its caller has given up.
+            // A call without an answer occupies one of the connection's 64 credits, even after its caller stopped waiting.
             return unheard(member.why.clone());
         }
         self.counters.recalls.fetch_add(1, Ordering::Relaxed);

@@ -1,10 +1,11 @@
-//! The catalog in etcd: what is acknowledged there survives the coordinator.
+//! The catalog in etcd: changes that are acknowledged there survive the coordinator.
 //!
-//! Owns: collecting what changed, the order in which it is written, who waits for that. Does not own: requests ([`CatalogLog`] has them
-//! made), the format (`protocol::cluster::kept`), what a successor makes of it (`succeed`).
+//! Owns: collecting the changes, the order in which they are written, and which callers wait for that. Does not own: requests
+//! ([`CatalogLog`] makes them), the format (`protocol::cluster::kept`), how a successor uses it (`succeed`).
 //!
-//! The steps are made one after the other. The number in a step's mark says whether it arrived, so a step whose answer was lost is sent again.
-//! A batch shows the tree at one moment, and is kept all or not at all: operations that a node sends again would not fit half of what came of them.
+//! Steps are made one after the other. The number in a step's mark says whether it arrived, so a step whose answer was lost is sent again.
+//! A batch shows the tree at one moment, and is kept all or not at all: operations that a node sends again would not fit half of their
+//! result.
 
 use super::Catalog;
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -22,23 +23,24 @@ use tidemark_protocol::key::NodeLife;
 use tidemark_transport::{LinkErrorKind, Refusal};
 use tokio::sync::Notify;
 
-/// An etcd takes 128 operations in a transaction with its usual settings, of which the mark is one.
+/// The most changes in a step. An etcd takes 128 operations in a transaction with its usual settings, of which the mark is one.
 const CHANGES_MAX: usize = 120;
 
-/// Beyond its last change. With that, a request stays below the 1.5 MiB that an etcd takes with its usual settings.
+/// The most bytes of changes in a step, its last change apart. With that change, a request stays below the 1.5 MiB that an etcd takes with
+/// its usual settings.
 const CHANGES_BYTES_MAX: usize = 256 << 10;
 const _: () = assert!(CHANGES_BYTES_MAX + VALUE_BYTES_MAX < 1 << 20, "etcd takes 1.5 MiB, and adds to it");
 
-/// How long an acknowledgement waits. Who is refused after that says the same again.
+/// How long an acknowledgement waits. A node that is refused after that sends the publication again.
 const KEPT_WAIT: Duration = Duration::from_secs(5);
 
-/// Before a change that failed is sent again.
+/// The pause before a change that failed is sent again.
 const SEND_AGAIN: Duration = Duration::from_millis(100);
 
-/// The part that says that nobody is to be waited for.
+/// The number of a part that means that no caller has to wait.
 const NOBODY: u64 = u64::MAX;
 
-/// Changes to be made in one step, where the catalog is still as the mark before says.
+/// Changes to be made in one step, if the catalog is still in the state of the previous mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     pub mark: Mark,
@@ -48,46 +50,46 @@ pub struct Step {
 /// Why a step was not made, or may not have been.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
-    /// Another coordinator writes there.
+    /// Another coordinator writes to the catalog.
     #[error("another coordinator took over: {0}")]
     Lost(String),
-    /// Nobody who may has written it as it is.
+    /// The catalog is in another state, and no coordinator wrote it.
     #[error("the catalog is not as it was left: {0}")]
     Changed(String),
-    /// Its space is used up.
+    /// The space of etcd is used up.
     #[error("it is full, and this coordinator's memory alone has them: {0}")]
     Full(String),
-    /// Perhaps it was made.
+    /// No answer came; the step may have been made.
     #[error("it does not answer, and names wait: {0}")]
     Away(String),
 }
 
-/// Where the catalog is kept.
+/// The store of the catalog.
 #[async_trait::async_trait]
 pub trait CatalogLog: Send + Sync + std::fmt::Debug {
-    /// Makes a step, once however often it is asked for.
+    /// Makes a step. If it is asked for repeatedly, makes it once.
     ///
     /// # Errors
     /// See [`StepError`].
     async fn step(&self, step: &Step) -> Result<(), StepError>;
 }
 
-/// How far the catalog is kept.
+/// Progress of keeping the catalog.
 #[derive(Debug)]
 pub(super) struct Keeping {
-    /// Publications are taken in, and parts collected, one at a time.
+    /// Lock for taking in a publication or collecting a part, one at a time.
     step: tokio::sync::Mutex<()>,
-    /// Parts begun.
+    /// Number of parts begun.
     begun: AtomicU64,
     /// The last publication of this node itself that was collected.
     own: AtomicU64,
     /// The last part up to which everything is kept.
     kept: tokio::sync::watch::Sender<u64>,
-    /// Why the last step was not made; none where it was.
+    /// Why the last step was not made; `None` if it was made.
     trouble: tokio::sync::watch::Sender<Option<String>>,
     /// Wakes the keeper once the names of Tier-3 are in the tree.
     tier3_heard: Notify,
-    /// The mark in etcd is of this coordinator, or etcd is full.
+    /// Whether the mark in etcd is of this coordinator, or etcd is full.
     announced: tokio::sync::watch::Sender<bool>,
 }
 
@@ -110,12 +112,12 @@ impl Keeping {
         self.step.lock().await
     }
 
-    /// All that was before is kept: what comes is waited for from now on.
+    /// Notes that all earlier changes are kept: callers wait for later ones from now on.
     pub(super) fn begin(&self) {
         self.kept(0);
     }
 
-    /// Nothing stands in the way any more of a catalog that was not known.
+    /// Wakes the keeper of a catalog that was not known: the names of Tier-3 are in the tree.
     pub(super) fn heard_tier3(&self) {
         self.tier3_heard.notify_one();
     }
@@ -144,32 +146,32 @@ impl Keeping {
 struct Part {
     unkept: Unkept,
     published: BTreeMap<NodeLife, u64>,
-    /// Its number among all parts.
+    /// The part's number among all parts.
     begun: u64,
 }
 
 impl Catalog {
-    /// Whether everything that has been done until now is kept, for which this waits within bounds. True where nobody keeps it, or where etcd says
-    /// that it takes nothing: names then go on with the coordinator's memory alone, and its problems say so.
+    /// Waits, up to a limit, until everything done so far is kept, and returns whether it is. Returns true at once if no etcd keeps the
+    /// catalog, or if etcd is full: names then rest on the coordinator's memory alone, and its problems report that.
     pub(super) async fn is_kept_by_now(&self) -> bool {
         let begun = self.keeping.begun.load(Ordering::Acquire);
         let mut kept = self.keeping.kept.subscribe();
         if *kept.borrow() == NOBODY {
             return true;
         }
-        // A part that has begun may have been collected before.
+        // A part that has already begun may have been collected before the change.
         self.cluster.namespace().wake_keeper();
         let waited = tokio::time::timeout(KEPT_WAIT, kept.wait_for(|part| *part > begun)).await;
         matches!(waited, Ok(Ok(_)))
     }
 
-    /// Resolves once no coordinator before this one can be taken for the last, by whoever reads etcd; or etcd is full.
+    /// Waits until no reader of etcd can take an earlier coordinator for the last one, or until etcd is full.
     pub async fn announced(&self) {
         // The sender lives as long as this does.
         let _ = self.keeping.announced.subscribe().wait_for(|announced| *announced).await;
     }
 
-    /// The last publication of a life that its node may take for answered.
+    /// Returns the last publication of a life that its node may treat as answered.
     pub(super) fn answered_until(&self, life: &NodeLife, state: &super::State) -> Option<u64> {
         let taken = state.published.get(life).copied();
         if *self.keeping.kept.borrow() == NOBODY {
@@ -178,7 +180,7 @@ impl Catalog {
         state.kept.get(life).copied().or(taken)
     }
 
-    /// The refusal for who is not answered because etcd is slow.
+    /// Makes the refusal for a node that gets no answer because etcd is slow.
     pub(super) fn not_kept(&self) -> Refusal {
         let why = self.keeping.trouble.borrow().clone().unwrap_or_else(|| "it has not answered".to_owned());
         Refusal::new(
@@ -187,13 +189,13 @@ impl Catalog {
         )
     }
 
-    /// Why the catalog is not kept where it should be; none where it is. Changes are seen.
+    /// Returns why the catalog is not kept where it should be, or `None` if it is. The receiver sees changes.
     #[must_use]
     pub fn watch_trouble(&self) -> tokio::sync::watch::Receiver<Option<String>> {
         self.keeping.trouble.subscribe()
     }
 
-    /// Keeps what changes in `log`, where `before` is kept already, until dropped. `is_complete`: the tree has become all of that.
+    /// Keeps changes in `log` until dropped; `before` is kept already. `is_complete`: the tree has become all of `before`.
     pub async fn keep(
         self: Arc<Self>,
         log: Arc<dyn CatalogLog>,
@@ -206,7 +208,7 @@ impl Catalog {
         }
     }
 
-    /// Returns only where all has to be written anew.
+    /// Returns only if all has to be written anew; the text says why.
     async fn keep_after(
         &self,
         log: &dyn CatalogLog,
@@ -221,22 +223,22 @@ impl Catalog {
                 let script = tokio::task::block_in_place(|| {
                     Script::after(before, (self.epoch, own), is_complete, child)
                 });
-                // The seat may have been lost meanwhile, and then nothing goes on from here.
+                // The coordinator role may have been lost meanwhile, and then nothing continues from here.
                 tokio::task::yield_now().await;
                 script
             }
             None => Script::anew((self.epoch, own)),
         };
-        // Before anything else the mark says who writes, or that nothing of use is there.
+        // The mark comes first: it says which coordinator writes, or that the content is of no use.
         if let Err(why) = self.write(&mut script, log).await {
             return why;
         }
         self.keeping.announced.send_replace(true);
-        // A successor would take a part of the names for all of them.
+        // Otherwise a successor would take a part of the names for all of them.
         while self.lock().hearing.knows_nothing() {
             self.keeping.tier3_heard.notified().await;
         }
-        // In this order: what is done in between is collected, and stays here in case it is not kept.
+        // The order matters: a change made in between is collected, and stays here in case it is not kept.
         self.keeping.kept(if script.is_whole() { 0 } else { NOBODY });
         namespace.lead_outgoing(true);
         namespace.collect_unkept(!script.is_whole());
@@ -246,7 +248,7 @@ impl Catalog {
             state.unkept.insert(self.cluster.life.clone());
         }
         loop {
-            // All that is found until nothing is left is of one moment, that of the last part, and is kept in one step or not at all.
+            // Everything found until nothing is left shows one moment, that of the last part, and is kept in one step or not at all.
             let (last, begun) = loop {
                 let Part { mut unkept, published, begun } = self.next_part().await;
                 script.take(&mut unkept, |node| {
@@ -256,7 +258,7 @@ impl Catalog {
                 if unkept.all {
                     break ((unkept, published), begun);
                 }
-                // Nobody reads a catalog that is not whole, so its parts need not wait here for each other.
+                // No coordinator reads a catalog that is not whole, so its parts need not wait here for each other.
                 if !script.is_whole() {
                     script.plan();
                     if let Err(why) = self.write(&mut script, log).await {
@@ -279,7 +281,7 @@ impl Catalog {
         }
     }
 
-    /// Makes all steps that are planned, however often each has to be sent. The error says why all has to be written anew.
+    /// Makes all planned steps, and sends each until it is made. The error says why all has to be written anew.
     async fn write(&self, script: &mut Script, log: &dyn CatalogLog) -> Result<(), String> {
         while let Some(step) = script.next_step() {
             match log.step(step).await {
@@ -289,7 +291,7 @@ impl Catalog {
                 }
                 Err(StepError::Changed(why)) => return Err(why),
                 Err(StepError::Lost(why)) => {
-                    // Whoever renews the lease ends this.
+                    // The task that renews the lease ends this one.
                     tracing::warn!(%why, "this coordinator's changes are not kept any more");
                     std::future::pending::<()>().await;
                 }
@@ -312,7 +314,7 @@ impl Catalog {
         let begun = self.keeping.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let unkept = self.cluster.namespace().take_unkept(BATCH_ITEMS_MAX, BATCH_BYTES_MAX);
         let mut published = BTreeMap::new();
-        // Only with the last part are all names of a publication there.
+        // Only with the last part all names of a publication are there.
         if unkept.all {
             let mut state = self.lock();
             for life in std::mem::take(&mut state.unkept) {
@@ -320,7 +322,7 @@ impl Catalog {
                     published.insert(life, *number);
                 }
             }
-            // The coordinator's own operations count as published, too: its node goes on from there where another coordinates.
+            // The coordinator's own operations count as published, too: its node continues from there if another node coordinates.
             let own = published.remove(&self.cluster.life);
             if own.is_some()
                 || self.keeping.own.swap(unkept.publication, Ordering::Relaxed) != unkept.publication
@@ -332,28 +334,28 @@ impl Catalog {
     }
 }
 
-/// The steps that are to be made, and what the next ones are planned from.
+/// The steps to be made, and the state from which the next ones are planned.
 #[derive(Debug)]
 struct Script {
     writer: Writer,
     /// The mark of the last step that was planned.
     mark: Mark,
-    /// All of the tree has been planned.
+    /// Whether all of the tree has been planned.
     whole: bool,
     /// The life of this node.
     own: Incarnation,
-    /// The tree has all that `before` had when it was taken up.
+    /// Whether the tree had everything of `before` when it was recovered.
     is_complete: bool,
     numbers: Numbers,
     /// Nodes and fates of the catalog before that the tree has not shown yet.
     before: Option<(BTreeMap<u64, CatalogNode>, BTreeMap<Process, ProcessFate>)>,
-    /// The nodes that are there by their numbers in the catalog.
+    /// Numbers in the catalog of the nodes that exist there.
     there: HashSet<u64>,
     found: Found,
     steps: VecDeque<Step>,
 }
 
-/// The changes since the last step was planned. None: it is gone.
+/// The changes since the last step was planned. `None`: removed.
 #[derive(Debug, Default)]
 struct Found {
     nodes: BTreeMap<u64, Option<CatalogNode>>,
@@ -366,7 +368,7 @@ struct Found {
 struct Numbers {
     /// The nodes that were in the catalog before.
     kept: BTreeMap<u64, u64>,
-    /// All others are by this much higher than in the tree.
+    /// The distance by which the numbers of all other nodes are higher than in the tree.
     above: u64,
 }
 
@@ -378,7 +380,7 @@ impl Numbers {
 }
 
 impl Script {
-    /// Nothing of the catalog is there, or nothing that is of use.
+    /// Begins a catalog of which nothing is in etcd, or nothing of use.
     fn anew((epoch, own): (Epoch, Incarnation)) -> Self {
         let mut script = Self {
             writer: Writer::default(),
@@ -396,8 +398,8 @@ impl Script {
         script
     }
 
-    /// All of it is there as `before` has it; `child`: what a directory of the present tree has. Where the tree is not `is_complete`, what it has
-    /// not stays in the catalog.
+    /// Begins after a catalog that is in etcd as `before` has it. `child` returns the number of a name in a directory of the present tree.
+    /// If the tree is not `is_complete`, entries that it lacks stay in the catalog.
     fn after(
         before: KeptCatalog,
         (epoch, own): (Epoch, Incarnation),
@@ -419,7 +421,7 @@ impl Script {
             steps: VecDeque::new(),
         };
         if lots.is_empty() {
-            // Lots that the last coordinator wrote down and did not finish count for nothing.
+            // Lots that the last coordinator wrote down and did not finish do not count.
             script.push(0, vec![kept::take_all_down()]);
         } else {
             script.push(script.mark.lots, Vec::new());
@@ -432,7 +434,7 @@ impl Script {
         self.whole
     }
 
-    /// Takes a part in; `node`: a node with its numbers in the tree, on this node's clock.
+    /// Adds a part. `node` returns a node with its numbers in the tree, on this node's clock.
     fn take(&mut self, unkept: &mut Unkept, node: impl Fn(NamedNode) -> CatalogNode) {
         let ahead_ns = self.mark.ahead_ns;
         let catalogs = |at: i64| at.saturating_sub(ahead_ns);
@@ -464,15 +466,15 @@ impl Script {
         self.found.removed.append(&mut unkept.removed);
     }
 
-    /// Plans what was found.
+    /// Plans the changes found so far.
     fn plan(&mut self) {
         let changes = self.changes();
         self.push_all(changes, &BTreeMap::new());
     }
 
-    /// The same where nothing is left, with the publications that are in it: all of it is made, or nothing is.
+    /// Plans the last changes, with the publications that they complete: all of them are made, or none is.
     fn finish(&mut self, published: &BTreeMap<NodeLife, u64>) {
-        // Nodes that the tree has not shown are gone. The fates of this node's own processes stay: a coordinator does not tell them.
+        // Nodes that the tree has not shown are gone. The fates of this node's own processes stay: a coordinator does not publish them.
         let (nodes, fates) = self.before.take().unwrap_or_default();
         if self.is_complete {
             self.found.nodes.extend(nodes.into_keys().map(|id| (id, None)));
@@ -493,7 +495,7 @@ impl Script {
                     self.there.insert(id);
                     self.writer.node(node, &mut changes);
                 }
-                // A node without a name that counts was never written.
+                // A node whose names do not count was never written.
                 None if self.there.remove(&id) => self.writer.gone(id, &mut changes),
                 None => {}
             }
@@ -537,14 +539,14 @@ impl Script {
         let lots: Vec<_> = (0..).zip(lots).collect();
         let count = u32::try_from(lots.len()).unwrap_or(u32::MAX);
         for (at, lot) in &lots {
-            // With the last one all of them count.
+            // With the last lot all of them count.
             let all = if at + 1 == count { count } else { 0 };
             self.push(all, vec![kept::write_down(*at, lot)]);
         }
         self.make_lots(count, lots);
     }
 
-    /// Makes what was written down.
+    /// Makes the changes of the lots.
     fn make_lots(&mut self, count: u32, lots: Vec<(u32, Vec<Change>)>) {
         for (at, mut lot) in lots {
             lot.push(kept::take_down(at));
@@ -558,7 +560,7 @@ impl Script {
         self.steps.push_back(Step { mark: self.mark, changes });
     }
 
-    /// The step that is to be made next, or made again; none where nothing is left.
+    /// Returns the step that is to be made, or made again; `None` if nothing is left.
     fn next_step(&self) -> Option<&Step> {
         self.steps.front()
     }
@@ -568,7 +570,7 @@ impl Script {
     }
 }
 
-/// Changes in lots that an etcd takes.
+/// Splits changes into lots that an etcd takes.
 fn lots_of(changes: Vec<Change>) -> Vec<Vec<Change>> {
     let mut lots: Vec<Vec<Change>> = Vec::new();
     let mut bytes = 0;

@@ -1,4 +1,4 @@
-//! A tree is written once, in steps that an etcd takes, and never less of it than is there.
+//! A tree is written once, in steps that an etcd takes, and never partly.
 
 use super::*;
 use tidemark_namespace::{Caller, Namespace, NamespaceSettings, OutgoingBody};
@@ -45,7 +45,7 @@ impl Etcd {
         self.mark = step.mark;
     }
 
-    /// Makes all steps that are left, and gives their number.
+    /// Makes all steps that are left, and returns their number.
     fn make_all(&mut self, script: &mut Script) -> usize {
         let before = self.steps;
         while let Some(step) = script.next_step() {
@@ -81,7 +81,7 @@ fn life(at: u64) -> NodeLife {
     NodeLife { node: format!("n{at}").parse().unwrap(), incarnation: Incarnation(at) }
 }
 
-/// Takes a part of `most` nodes, and plans its changes as [`Catalog::keep_after`] does; true for the last part.
+/// Takes a part of `most` nodes, and plans its changes as [`Catalog::keep_after`] does; returns true for the last part.
 fn take(script: &mut Script, of: &Namespace, most: usize, published: &[(NodeLife, u64)]) -> bool {
     let mut unkept = of.take_unkept(most, usize::MAX);
     script.take(&mut unkept, |(node, names)| {
@@ -161,7 +161,7 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
     etcd.make_all(&mut script);
     let before = etcd.keys.clone();
 
-    // Another node takes it up; its own nodes have other numbers.
+    // Another node recovers the catalog; its own nodes have other numbers.
     let (other, _folder) = namespace(8);
     file(&other, TREE_ROOT, "mine");
     let moment = other.moment_before();
@@ -178,7 +178,7 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
     let after = etcd.load().expect("it is whole");
     assert_eq!(kept_paths(&after), tree(&other));
 
-    // Changes from now on are made to the keys of before.
+    // Changes from now on are made to the earlier keys.
     let run = other.node_at(b"run").unwrap();
     other.rename(&ME, (TREE_ROOT, b"run"), (TREE_ROOT, b"moved"), 0).unwrap();
     other.unlink(&ME, run, b"f0007").unwrap();
@@ -253,7 +253,8 @@ fn the_times_of_a_file_are_read_by_the_clock_of_whoever_reads_them() {
     assert_eq!(opened(&last), opened(&catalog));
 }
 
-/// Goal: wherever a coordinator is lost while it writes, its successor reads the tree of before or of after, with the publications of that.
+/// Goal: wherever a coordinator is lost while it writes, its successor reads the tree of before or of after, with the matching
+/// publications.
 #[test]
 fn what_was_done_at_once_is_kept_all_or_not_at_all() {
     const FILES: usize = 3 * CHANGES_MAX;

@@ -1,6 +1,6 @@
-//! Answering for names, after whoever may know more has said so.
+//! Answers questions about names, after every node that may know more has published.
 //!
-//! Owns: the order of asking others, deciding and answering. Does not own: the decision (`protocol::cluster::leases`), the names.
+//! Owns: the order of asking nodes, deciding and answering. Does not own: the decision (`protocol::cluster::leases`), the names.
 
 use super::{Catalog, NODE_DEADLINE};
 use std::sync::atomic::Ordering;
@@ -14,12 +14,12 @@ use tidemark_protocol::id::{FileId, NodeName};
 use tidemark_protocol::path::{join, split};
 use tidemark_transport::{LinkErrorKind, Refusal};
 
-/// Nodes asked one after the other for one answer: each gives a directory back or keeps a promise, and others may take it again
+/// The most nodes asked one after the other for one answer. Each gives a directory back or keeps a promise, and others may take it again
 /// meanwhile. More means that many nodes fight for one name.
 const ROUNDS_MAX: usize = 16;
 
 impl Catalog {
-    /// One name.
+    /// Answers a question about one name.
     pub(super) async fn look(&self, from: &NodeName, look: &Look) -> Result<Answer<Looked>, Refusal> {
         if self.hears_still() {
             return Ok(Answer::NotYet);
@@ -69,7 +69,7 @@ impl Catalog {
         Err(Refusal::new(LinkErrorKind::Unavailable, why))
     }
 
-    /// Takes other nodes out of the directories of the file's other names: what is done to it by one is done to all of them.
+    /// Evicts other nodes from the directories of the file's other names: a change under one name changes all of them.
     async fn share_other_names(&self, from: &NodeName, look: &Look) -> Result<(), Refusal> {
         let path = join(&look.directory, &look.name);
         for other in self.cluster.namespace().other_names(&path) {
@@ -82,7 +82,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// A whole directory; none where it is not one.
+    /// Lists a whole directory; `None` if the path is not a directory.
     pub(super) async fn list(
         &self,
         from: &NodeName,
@@ -106,13 +106,13 @@ impl Catalog {
         Ok(Answer::Known(self.entries(directory)))
     }
 
-    /// One file, wherever it is.
+    /// Finds a file by its identity, wherever it is.
     pub(super) fn find(&self, file: FileId) -> Answer<Option<NodeState>> {
         if self.hears_still() {
             return Answer::NotYet;
         }
         let namespace = self.cluster.namespace();
-        // What is torn is out of sight, and can be wanted back.
+        // Torn files are hidden, and a user may want them back.
         Answer::Known(namespace.outgoing_anywhere(file).map(|node| state_of(namespace, node)))
     }
 
@@ -126,7 +126,7 @@ impl Catalog {
         let namespace = self.cluster.namespace();
         let path = join(&look.directory, &look.name);
         let mut found = namespace.outgoing_at(&path);
-        // A file that its node is still at may stand otherwise by now: close(2) there was before this question.
+        // The home of an unsealed file may have newer facts: close(2) may have returned there before this question.
         if let Some(home) = found.as_ref().and_then(unsettled_home)
             && let Some(member) = self.cluster.member_of(home)
             && !member.gone
@@ -147,7 +147,7 @@ impl Catalog {
         cut_off.any(|member| member.life.node == *node && !member.gone)
     }
 
-    /// Asks a node to publish what it knows, once it is done with `name`, and to give a directory back where `release`.
+    /// Asks a node to publish its changes, once it is done with `name`, and if `release` to give a directory back.
     pub(super) async fn recall(
         &self,
         holder: &NodeName,
@@ -168,7 +168,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Asks a node to give a directory back in which no other node wants to change anything: it may have it alone again.
+    /// Asks a node to give back a directory that no other node wants to change: the node may have it alone again later.
     pub(super) async fn recall_for_none(&self, holder: &NodeName, path: &[u8]) -> Result<(), Refusal> {
         if self.ask_back(holder, path, None, true).await? {
             let now = self.now();
@@ -177,7 +177,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Whether the holder did what it was asked for; false where it is gone, and nothing is its own.
+    /// Asks the holder, and returns whether it did so; false if it is gone and holds nothing any more.
     async fn ask_back(
         &self,
         holder: &NodeName,
@@ -192,12 +192,12 @@ impl Catalog {
             return Ok(true);
         }
         let Some(address) = self.address(holder) else {
-            // Gone: what it held is free again.
+            // Gone: the directories that it held are free again.
             self.lock().leases.gone(holder);
             return Ok(false);
         };
         if self.is_cut_off(holder) {
-            // Whoever waits for it is asked to come again all the same, and holds up nobody meanwhile.
+            // The caller has to ask again all the same; until then it holds up no other node.
             let what =
                 format!("{holder} has {:?} and is cut off; it is asked again", String::from_utf8_lossy(path));
             return Err(Refusal::new(LinkErrorKind::Unavailable, what));
@@ -216,7 +216,7 @@ impl Catalog {
     }
 }
 
-/// The life whose file it is, where that is elsewhere and the file is not sealed.
+/// Returns the home of a file that is not sealed and lives on another node.
 fn unsettled_home(node: &OutgoingNode) -> Option<tidemark_protocol::id::Incarnation> {
     let OutgoingBody::File(view) = &node.body else { return None };
     let remote = view.remote.as_ref()?;

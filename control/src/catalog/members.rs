@@ -1,7 +1,7 @@
-//! Who is there.
+//! The members: their joins, beats and losses.
 //!
-//! Owns: taking joins, beats and answers in, carrying out what follows: asking neighbours, telling everybody, ending what a lost node
-//! held. Does not own: the state and its rules (`roll`, `protocol`).
+//! Owns: taking in joins, beats and answers, and their consequences: asking neighbours, notifying all members, ending the rights of a lost
+//! node. Does not own: the state and its rules (`roll`, `protocol`).
 
 use super::Catalog;
 use super::roll::{Now, Replies, Todo};
@@ -17,37 +17,38 @@ use tidemark_protocol::label::Labels;
 use tidemark_protocol::membership::{self, ANSWER_MS, Ask, Cure, Event, Heard, Life, Standing, TICK_MS};
 use tidemark_transport::{Address, LinkErrorKind, Refusal};
 
-/// Questions to neighbours on their way at once. When more nodes fall silent than that, it is this node that is cut off.
+/// The most questions to neighbours on their way at once. If more nodes fall silent than that, this node is the one that is cut off.
 pub(super) const ASKS_MAX: usize = 256;
 
-/// What news of members may take of the coordinator's network and processor: a tenth of 10 Gbit/s. Ten thousand nodes that come at
-/// once are told of each other in larger parts then, not in more.
+/// Bytes per second that news of members may take of the coordinator's network and processor: a tenth of 10 Gbit/s. If ten thousand nodes
+/// come at once, the news of them grow in size, not in number.
 const TELL_BYTES_PER_S: u64 = 128 << 20;
 
-/// All are told at once and share the network: so much longer each may take for each that there is. The whole list of ten thousand is
-/// 7 GB for all of them, and a minute at [`TELL_BYTES_PER_S`].
+/// Additional time per member for a message to all: all members are notified at once and share the network. The whole list of ten thousand
+/// members is 7 GB for all of them, and a minute at [`TELL_BYTES_PER_S`].
 const TELL_PER_MEMBER: Duration = Duration::from_millis(6);
 
-/// Whoever hears has heard news within this, beyond the time that their bytes take.
+/// The time within which a reachable member has received news, beyond the time that the bytes take.
 const TELL_TAKES: Duration = Duration::from_millis(100);
 
-/// Which news of members are on their way.
+/// The news of members that are on their way.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    /// The list as it is.
+    /// The present list.
     list: Arc<Members>,
-    /// Lives that became another since the list that was told last. Who joined meanwhile knows a part of it, and hears it again.
+    /// Lives that changed since the list that was sent last. A node that joined meanwhile knows some of the changes, and receives them
+    /// again.
     touched: BTreeSet<NodeLife>,
-    /// Of the list that was told last.
+    /// Number of the list that was sent last.
     number: u64,
-    /// Of the one before.
+    /// Number of the list before that.
     before: u64,
-    /// When it will have been heard.
+    /// When all members should have received the last list.
     heard_at: Option<Instant>,
 }
 
 impl Told {
-    /// Whoever follows this epoch has that list, or a later one, since it joined.
+    /// Begins with `list`: every node that follows this epoch got that list, or a later one, when it joined.
     pub(super) fn new(list: Arc<Members>) -> Self {
         Self { number: list.number, before: list.number, list, ..Self::default() }
     }
@@ -58,7 +59,8 @@ impl Told {
         self.list = Arc::clone(list);
     }
 
-    /// What all are to hear now, and who: nothing where there is nothing new, or what they heard last is on its way to many.
+    /// Returns the list and the changes that all members are to receive now. Returns `None` if nothing is new, or if the last news are
+    /// still on their way to many.
     fn news(&mut self, is_small: bool) -> Option<(Arc<Members>, MembersChange)> {
         if self.list.number == self.number || !(is_small || self.is_heard()) {
             return None;
@@ -69,8 +71,8 @@ impl Told {
         Some((Arc::clone(&self.list), change))
     }
 
-    /// The list that everybody should have by now: who has an older one missed it. The news that are on their way are not asked for,
-    /// by thousands at once.
+    /// Returns the number of the list that all members should have by now: a member with an older one missed it. The news on their way do
+    /// not count, so that thousands do not ask for them at once.
     fn heard(&self) -> u64 {
         if self.is_heard() { self.number } else { self.before }
     }
@@ -79,18 +81,18 @@ impl Told {
         self.heard_at.is_none_or(|at| Instant::now() >= at)
     }
 
-    /// So many bytes of the last news are on their way to all.
+    /// Notes that so many bytes of the last news are on their way to all.
     fn tell(&mut self, bytes: u64) {
         let takes = Duration::from_millis(bytes.saturating_mul(1000) / TELL_BYTES_PER_S) + TELL_TAKES;
         self.heard_at = Some(Instant::now() + takes);
     }
 }
 
-/// What waits for the loop.
+/// Messages that wait for the loop.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     asks: Vec<(NodeName, Ask)>,
-    /// Directories to be given back by who has them, though nobody has asked for them.
+    /// Directories to be given back by their holders, although no node has asked for them.
     pub(super) recalls: BTreeSet<(NodeName, Vec<u8>)>,
 }
 
@@ -102,13 +104,13 @@ impl Catalog {
         }
     }
 
-    /// Takes an event in, and does what follows here; what goes to others is left to the loop.
+    /// Takes in an event, and carries out its local consequences; messages to other nodes are left to the loop.
     fn step(&self, event: Event) -> (Result<(), membership::Refusal>, Replies) {
         let now = self.clocks();
         let mut state = self.lock();
         let (result, replies) = state.roll.step(event, now);
         let Todo { asks, lost, changed, keep, doubt } = std::mem::take(&mut state.roll.todo);
-        // Another of the coordinator's own name had nothing here.
+        // A former life of the coordinator's own name held nothing here.
         for life in lost.iter().filter(|life| life.node != self.cluster.life.node) {
             state.leases.gone(&life.node);
             state.readers.gone(&life.node);
@@ -122,7 +124,7 @@ impl Catalog {
         drop(state);
         for life in &lost {
             tracing::warn!(node = %life.node, "nothing is expected from it any more: what it held is free, and its processes count as ended");
-            // First: once it counts as heard, what is not known is not there.
+            // First: once the life counts as heard, an unknown file counts as absent.
             self.claim_for(life);
             self.cluster.namespace().gives_up(life);
             self.heard(life);
@@ -143,7 +145,8 @@ impl Catalog {
         (result, replies)
     }
 
-    /// This node is the first member. Where the list of before has another of its name at another address, once that one is known to be gone.
+    /// Makes this node the first member. If the former list has a node of its name at another address, does so once that one is known to be
+    /// gone.
     pub(super) fn begin(&self) {
         let presence = &self.presence;
         let join = membership::Join {
@@ -158,7 +161,7 @@ impl Catalog {
         }
     }
 
-    /// Whether another of this node's name, which was a member before, is known to be gone.
+    /// Returns whether a former member with this node's name is known to be gone.
     fn follows_one_of_its_name(&self) -> bool {
         let (state, own) = (self.lock(), &self.cluster.life);
         let before = state.roll.member(&own.node).filter(|member| member.life.incarnation != own.incarnation);
@@ -202,23 +205,23 @@ impl Catalog {
         let admit = replies.admit.ok_or_else(|| invalid(format!("{from} was not let in; join again")))?;
         let mut state = self.lock();
         state.roll.runs(&node, version);
-        // A daemon that takes over goes on with the numbers of the one before; one that counts anew has forgotten what it had not told.
+        // A daemon that takes over continues the numbers of the one before; a daemon that counts anew has lost its unpublished changes.
         if state.published.get(from).is_some_and(|last| *last > publication) {
             state.published.remove(from);
             state.answers.remove(from);
             state.kept.remove(from);
             self.cluster.namespace().forget_publications(from);
         }
-        // What it believed to have alone it asked another coordinator for, or a start before this one.
+        // The node got its exclusive directories from another coordinator, or in an earlier start.
         state.leases.gone(&node);
         state.readers.gone(&node);
-        // A member of the coordinator before has had its directories without a break; nobody else was answered since.
+        // A member of the former coordinator has had its directories without a break; no other node was answered since.
         let mut alone = if state.hearing.hears(from) { alone } else { Vec::new() };
         alone.truncate(BATCH_ITEMS_MAX);
         alone.retain(|path| !state.hearing.missed(&node, path) && state.leases.made(&node, path));
         let members = state.roll.encoded().map_err(|error| invalid(error.to_string()))?;
         let published = self.answered_until(from, &state);
-        // A node that was given up has to say what became of it.
+        // A node that was no longer expected has to publish its present state.
         let states = state.hearing.asks_states(from) || was_given_up;
         self.cluster.namespace().is_back(from);
         Ok(Joined { admit, members, published, states, alone })
@@ -231,7 +234,7 @@ impl Catalog {
         let (result, replies) = self.step(Event::Beat(beat));
         match result {
             Ok(()) => {}
-            // Late or doubled: it is heard all the same.
+            // Late or doubled: the node counts as heard all the same.
             Err(refusal) if refusal.cure() == Cure::Nothing => {}
             Err(refusal) => return Err(refused(refusal)),
         }
@@ -240,20 +243,20 @@ impl Catalog {
         Ok(Beaten { echo, members_number: state.told.heard(), now_ns: self.cluster.namespace().now_ns() })
     }
 
-    /// The last connection with that daemon is gone.
+    /// Notes that the last connection with that daemon is gone.
     pub(super) fn lost_connection(&self, life: Life) {
-        // It cannot be refused: one that is no member is not looked into.
+        // This event cannot be refused: it is ignored for a node that is no member.
         let _ = self.step(Event::Disconnected(life));
     }
 
-    /// Where a member that something is expected of is reached.
+    /// Returns the address of a member that is still expected.
     pub(super) fn address(&self, node: &NodeName) -> Option<Address> {
         let state = self.lock();
         let member = state.roll.expected(node)?;
         Some(Address { node: node.to_string(), address: member.address.clone() })
     }
 
-    /// Lets time pass, asks and tells, until dropped.
+    /// Advances time, and sends questions and news, until dropped.
     pub async fn watch(self: Arc<Self>) {
         loop {
             tokio::select! {
@@ -271,7 +274,7 @@ impl Catalog {
                 tokio::spawn(async move {
                     if let Err(refusal) = catalog.recall_for_none(&holder, &directory).await {
                         tracing::debug!(%refusal, "a directory with names that its holder does not know is not given back yet");
-                        // Again with the next tick, until it is, or its holder is gone.
+                        // Again with the next tick, until the directory is given back, or its holder is gone.
                         catalog.lock().outbox.recalls.insert((holder, directory));
                     }
                 });
@@ -319,7 +322,8 @@ impl Catalog {
         });
     }
 
-    /// Everybody is told what changed of who is there: so many bytes. Who misses it learns from the answer to a later beat that it did.
+    /// Sends all members the changes of the list, and returns the number of bytes. A member that misses them learns that from the answer to
+    /// a later beat.
     fn tell_members(&self, members: &Members, change: MembersChange) -> u64 {
         let message = ToNode::Members(change);
         let deadline =

@@ -1,21 +1,21 @@
-//! The coordinator: what every node has published, and what each may do without asking.
+//! The coordinator: it knows what every node has published, and decides what each may do without asking.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `look` | answering for names; whom to ask first |
-//! | `hear` | having every node say what it has not told |
+//! | `look` | answering for names; which nodes to ask first |
+//! | `hear` | making every node publish its pending changes |
 //! | `take` | taking publications in |
-//! | `roll` | who is there, who keeps whose copies |
+//! | `roll` | the members, and which node keeps whose copies |
 //! | `members` | joins, beats and verdicts, and what follows from them |
-//! | `whereabouts` | who has which bytes |
+//! | `whereabouts` | which nodes have which bytes |
 //! | `keep` | the catalog, kept in etcd, too |
-//! | `removed` | telling nodes of files that have no name any more |
-//! | `succeed` | beginning after another coordinator, and who is still to be heard then |
+//! | `removed` | notifying nodes of files that have no name any more |
+//! | `succeed` | beginning after another coordinator, and which nodes are still to be heard then |
 //!
-//! Does not own: the tree itself, which is this node's namespace; decisions over checkpoints (the engine's node loop, which looks
-//! at that tree); who may be the coordinator (`lease`).
+//! Does not own: the tree itself, which is this node's namespace; decisions over checkpoints (the engine's node loop, which reads that
+//! tree); the election of the coordinator (`lease`).
 //!
-//! One mutex guards what is known of nodes and leases, and is never held while a node is asked.
+//! A single mutex guards the facts about nodes and leases, and is never held while a node is asked.
 
 mod hear;
 mod keep;
@@ -53,7 +53,7 @@ use tidemark_protocol::report;
 use tidemark_transport::{LinkErrorKind, Refusal};
 use tokio::sync::{Notify, Semaphore, watch};
 
-/// How long a node is waited for that has to publish before somebody else is answered. Then the answer is that nobody knows.
+/// How long to wait for a node that has to publish before another node is answered. After that the answer is that the state is unknown.
 const NODE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The coordinator of one epoch. Share it by `Arc`.
@@ -62,32 +62,32 @@ pub struct Catalog {
     cluster: Arc<Cluster>,
     epoch: Epoch,
     started: Instant,
-    /// Of the coordinator's own node.
+    /// The presence of the coordinator's own node.
     presence: Arc<Presence>,
     state: Mutex<State>,
     keeping: Keeping,
     counters: Counters,
-    /// Counts changes of what is to be stored where the lease is.
+    /// Counts changes of the members that are to be stored beside the lease.
     stored: watch::Sender<u64>,
-    /// Somebody is to be asked or told.
+    /// Wakes the loop: a node is to be asked or notified.
     woken: Notify,
-    /// A node follows a higher epoch.
+    /// Wakes waiters of [`Catalog::doubted`]: a node follows a higher epoch.
     doubted: Notify,
     asking: Arc<Semaphore>,
-    /// Held while all are asked what they have not told.
+    /// The last round of asking all nodes; locked during a round.
     last_heard: tokio::sync::Mutex<Option<Heard>>,
 }
 
-/// What was answered, for people and for tests that count.
+/// Numbers of answers, for people and for tests.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Questions about single names.
+    /// Answers about single names.
     pub looks: std::sync::atomic::AtomicU64,
-    /// Whole directories.
+    /// Answers with whole directories.
     pub lists: std::sync::atomic::AtomicU64,
     /// Publications taken in.
     pub publications: std::sync::atomic::AtomicU64,
-    /// Times that a node was asked to publish or to give back before somebody was answered.
+    /// Times that a node was asked to publish or to give back before another node was answered.
     pub recalls: std::sync::atomic::AtomicU64,
 }
 
@@ -103,12 +103,12 @@ struct State {
     published: BTreeMap<NodeLife, u64>,
     /// The answer to the last publication of each life, for a node that sends it again.
     answers: BTreeMap<NodeLife, Published>,
-    /// The last publication of each life that is kept.
+    /// The last publication of each life that is kept in etcd.
     kept: BTreeMap<NodeLife, u64>,
-    /// Lives of which the last publication is not kept.
+    /// Lives whose last publication is not kept yet.
     unkept: BTreeSet<NodeLife>,
     hearing: Hearing,
-    /// Files of which holders of copies said more than their homes have told.
+    /// Files of which a holder of a copy published more than the home has.
     unclaimed: BTreeMap<FileId, (News, NodeState)>,
 }
 
@@ -155,7 +155,7 @@ impl Catalog {
         catalog.begin();
         {
             let mut state = catalog.lock();
-            // A few are told at once who decides: a member that does not reach the lease learns it from nobody else.
+            // Few members are notified of the coordinator at once: a member that cannot reach the lease learns it only this way.
             if !state.roll.is_small() {
                 state.told = Told::new(Arc::clone(state.roll.list()));
             }
@@ -163,38 +163,38 @@ impl Catalog {
         catalog
     }
 
-    /// Changes with [`Self::stored`].
+    /// Returns a receiver that changes with [`Self::stored`].
     #[must_use]
     pub fn watch_stored(&self) -> watch::Receiver<u64> {
         self.stored.subscribe()
     }
 
-    /// The members as they are to be stored where the lease is, for the next coordinator. Costs a copy of all of them.
+    /// Returns the members to be stored beside the lease, for the next coordinator. Costs a copy of all of them.
     #[must_use]
     pub fn stored(&self) -> MemberList {
         self.lock().roll.stored()
     }
 
-    /// The members of which something is expected: those whom the next coordinator awaits where no lease keeps the list of all. Costs a copy of
+    /// Returns the members that are still expected: the next coordinator awaits these if no lease keeps the list of all. Costs a copy of
     /// all of them.
     #[must_use]
     pub fn expected(&self) -> MemberList {
         self.lock().roll.expected_next()
     }
 
-    /// Waits until a node says that it follows a higher epoch. That is no proof, and a reason to ask the lease at once. Of several the
-    /// last counts. Cancel safe.
+    /// Waits until a node reports that it follows a higher epoch. The report is no proof, but a reason to ask the lease at once. If there
+    /// are several, the last counts. Cancel safe.
     pub async fn doubted(&self) {
         self.doubted.notified().await;
     }
 
-    /// The epoch in which it decides.
+    /// Returns the epoch in which this coordinator decides.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// What was answered since the start.
+    /// Returns the numbers of answers since the start.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -275,7 +275,7 @@ impl Authority for Catalog {
     }
 
     async fn answer(&self, from: NodeLife, message: ToCoordinator) -> Result<Vec<u8>, Refusal> {
-        // A join is how one becomes a member, and a beat says itself whose it is.
+        // A join makes a node a member, and a beat carries the identity of its sender.
         let is_checked = !matches!(message, ToCoordinator::Join(_) | ToCoordinator::Beat(_));
         if is_checked && from != self.cluster.life {
             self.check_member(&from)?;

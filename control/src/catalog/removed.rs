@@ -1,8 +1,9 @@
-//! Telling nodes of files that have no name any more: whoever wrote them, and whoever keeps copies.
+//! Notifies nodes of files that have no name any more: the writers, and the holders of copies.
 //!
-//! Owns: who is told, and telling again. Does not own: what was removed (`namespace::catalog`), what a node does then.
+//! Owns: which nodes are notified, and the repetition. Does not own: what was removed (`namespace::catalog`), what a node does then.
 //!
-//! A node hears of what others did to a name only when it looks. Nobody looks for what was removed, and its memory would be full.
+//! A node learns of other nodes' changes to a name only when it looks the name up. No program looks up a removed name, so without notices
+//! the memory of its nodes would fill up.
 
 use super::{Catalog, NODE_DEADLINE};
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,22 +12,22 @@ use std::time::Duration;
 use tidemark_protocol::cluster::wire::{BATCH_ITEMS_MAX, ToNode};
 use tidemark_protocol::id::{FileId, NodeName};
 
-/// A job that removes a checkpoint removes many files; they are told together.
+/// Interval between notices. A job that removes a checkpoint removes many files; one notice names all of them.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
-/// Files that one node still has to be told of. Beyond it the oldest are not told: it is away, and forgets them when it comes back as
-/// another life, or keeps them until somebody looks.
+/// Most files of which one node still has to be notified. Beyond it the oldest are dropped: such a node is away, and forgets them when it
+/// comes back as another life, or keeps them until a program looks them up.
 const UNTOLD_MAX: usize = 1 << 16;
 
 impl Catalog {
-    /// Tells nodes of what was removed, until dropped.
+    /// Notifies nodes of removed files, until dropped.
     pub async fn tell_removed(self: Arc<Self>) {
         let mut untold: BTreeMap<NodeName, BTreeSet<FileId>> = BTreeMap::new();
         loop {
             tokio::time::sleep(TELL_EVERY).await;
             for file in self.cluster.namespace().take_removed() {
                 let home = self.cluster.member_of(file.incarnation).map(|member| member.life.node);
-                // This node's tree says so itself.
+                // The tree of this node reports that itself.
                 let home = home.filter(|home| *home != self.cluster.life.node);
                 for node in self.cluster.holders_of(file).into_iter().chain(home) {
                     let files = untold.entry(node).or_default();
@@ -46,14 +47,14 @@ impl Catalog {
         }
     }
 
-    /// Tells one node; gives back what it could not be told.
+    /// Notifies one node; returns the files of which it could not be notified.
     async fn tell_of(&self, node: &NodeName, mut files: BTreeSet<FileId>) -> Option<BTreeSet<FileId>> {
         if *node == self.cluster.life.node {
             let files: Vec<_> = files.into_iter().collect();
             self.cluster.namespace().end_removed(&files);
             return None;
         }
-        // One that is gone has nothing any more, or is another life when it is back.
+        // A node that is gone has nothing any more, or is another life when it is back.
         let address = self.address(node)?;
         while !files.is_empty() {
             let some: Vec<_> = files.iter().take(BATCH_ITEMS_MAX).copied().collect();

@@ -1,7 +1,7 @@
 //! The members and their places, as the coordinator keeps them.
 //!
-//! Owns: the list that all nodes see, what is said of each node and since when, which lives are over. Does not own: verdicts
-//! (`protocol::membership`), the choice of partners (`protocol::placement`), doing what follows (`members`).
+//! Owns: the list that all nodes see, the reason and time of each node's standing, which lives are over. Does not own: verdicts
+//! (`protocol::membership`), the choice of partners (`protocol::placement`), carrying out the consequences (`members`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -15,25 +15,26 @@ use tidemark_protocol::membership::{
 use tidemark_protocol::placement::{Placed, Rules, place};
 use tidemark_protocol::report::{self, NodeState};
 
-/// Lives that are over and are still named to all: who uploads what a lost node wrote names it. A cluster of thousands loses some a
-/// day; an entry is some 200 bytes.
+/// Most lives that are over and stay in the list of all: the node that uploads files of a lost node names that life. A cluster of thousands
+/// loses some a day; an entry is some 200 bytes.
 const OVER_MAX: usize = 256;
 
-/// Nothing is expected from a node that is gone and was not heard for so long. A daemon that only died is back by then, with its
-/// memory, the names that it has not told yet, and processes that never noticed.
+/// Silence after which a node that is gone is no longer expected. A daemon that only died is back by then, with its memory, its unpublished
+/// names, and processes that never noticed.
 const RESTART_MS: u64 = 1_000;
 
-/// For each member, between two times that partners are chosen and a list is made: of many changes at once the last counts, and
-/// neither the processor nor the network is busy with that. With three nodes nobody notices it.
+/// Pause per member between two choices of partners and lists. If many changes come at once, the last one counts, so that neither the
+/// processor nor the network is busy with them. With three nodes the pause is not noticeable.
 const LIST_PAUSE_MS: u64 = 1;
 
-/// The longest of these pauses: a node that came is known to all by then.
+/// The longest of these pauses: a new node is known to all by then.
 const LIST_PAUSE_MS_MAX: u64 = 1_000;
 
-/// Up to so many members all are told of suspicion, too, and news do not wait for the last ones to arrive: they are a few hundred bytes.
+/// The most members of a small cluster. In it all members receive suspicions, too, and news do not wait until earlier ones have arrived:
+/// they are a few hundred bytes.
 const SMALL_MAX: usize = 256;
 
-/// What the settings say, and what was stored of the members before.
+/// The settings, and the members that were stored before.
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
     pub rules: Rules,
@@ -44,34 +45,34 @@ pub struct Terms {
 /// Two clocks at one moment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Now {
-    /// The coordinator's monotonic one.
+    /// The coordinator's monotonic clock.
     pub(super) ms: u64,
-    /// The wall's, for people.
+    /// The wall clock, for people.
     pub(super) wall_ms: i64,
 }
 
-/// What one event came to for whoever sent it.
+/// The results of an event for its sender.
 #[derive(Debug, Default)]
 pub(super) struct Replies {
     pub(super) admit: Option<Admit>,
     pub(super) echo: Option<Echo>,
 }
 
-/// What is to be done once the roll is let go of.
+/// The consequences to carry out once the roll is unlocked.
 #[derive(Debug, Default)]
 pub(super) struct Todo {
     pub(super) asks: Vec<(NodeName, Ask)>,
-    /// Nothing is expected from these any more.
+    /// Lives that are no longer expected.
     pub(super) lost: Vec<NodeLife>,
-    /// The list is another one.
+    /// Whether the list changed.
     pub(super) changed: bool,
-    /// What is stored of the members is another.
+    /// Whether the stored members changed.
     pub(super) keep: bool,
-    /// Somebody follows a higher epoch.
+    /// Whether a node follows a higher epoch.
     pub(super) doubt: bool,
 }
 
-/// Why a node stands as it does.
+/// The reason of a node's standing.
 #[derive(Debug, Clone)]
 struct Said {
     since_ms: i64,
@@ -83,23 +84,23 @@ pub(super) struct Roll {
     membership: Membership,
     rules: Rules,
     placed: Placed,
-    /// Of nodes that are not alive.
+    /// The reasons for nodes that are not alive.
     said: BTreeMap<NodeName, Said>,
-    /// Builds, as they said at their last join.
+    /// The builds that the nodes named at their last join.
     versions: BTreeMap<NodeName, String>,
     given_up: BTreeSet<NodeName>,
     over: VecDeque<wire::Member>,
-    /// As it was last made.
+    /// The list as it was last made.
     list: Arc<Members>,
-    /// The same, for those who join; once somebody has.
+    /// The list as bytes for joining nodes, once a node has joined.
     encoded: Option<EncodedMembers>,
-    /// When.
+    /// When the list was made.
     listed_ms: Option<u64>,
     due: Due,
     pub(super) todo: Todo,
 }
 
-/// What the list does not show yet.
+/// Changes that the list does not show yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Due {
     place: bool,
@@ -107,7 +108,7 @@ struct Due {
 }
 
 impl Roll {
-    /// A term of the coordinator `own`, which others reach at `address`.
+    /// Begins a term of the coordinator `own`.
     pub(super) fn begin(epoch: Epoch, own: &Life, terms: Terms, now: Now) -> Self {
         let Terms { rules, patience, stored } = terms;
         let membership = Membership::new(epoch, own.node.clone(), true, stored, patience, now.ms);
@@ -124,21 +125,21 @@ impl Roll {
             list,
             encoded: None,
             listed_ms: None,
-            // Those of before are listed, though nothing may become of them that is news.
+            // Former members are listed although no verdict about them may follow.
             due: Due { list: true, ..Due::default() },
             todo: Todo::default(),
         }
     }
 
-    /// As it was last made: a change may be [`LIST_PAUSE_MS`] for each member away from it.
+    /// Returns the list as it was last made: a change may be missing for [`LIST_PAUSE_MS`] per member.
     pub(super) fn list(&self) -> &Arc<Members> {
         &self.list
     }
 
-    /// The same as bytes.
+    /// Returns the list as bytes.
     ///
     /// # Errors
-    /// It is larger than a message may be.
+    /// If the list is larger than a message may be.
     pub(super) fn encoded(&mut self) -> Result<EncodedMembers, WireError> {
         if let Some(encoded) = &self.encoded {
             return Ok(encoded.clone());
@@ -146,7 +147,7 @@ impl Roll {
         Ok(self.encoded.insert(EncodedMembers::of(&self.list)?).clone())
     }
 
-    /// What a beat of that number is answered with.
+    /// Returns the answer to the beat of that number.
     pub(super) fn echo(&self, number: u64) -> Echo {
         self.membership.echo(number)
     }
@@ -155,8 +156,8 @@ impl Roll {
         self.membership.list()
     }
 
-    /// Without those of which nothing is expected: names are answered for without them now, and a coordinator that begins again need not wait for
-    /// them either.
+    /// Returns the members without those that are no longer expected: names are answered without these now, and a coordinator that begins
+    /// again need not wait for them either.
     pub(super) fn expected_next(&self) -> MemberList {
         let mut list = self.membership.list();
         list.members.retain(|listed| !self.is_given_up(&listed.life.node));
@@ -167,12 +168,12 @@ impl Roll {
         self.membership.member(node)
     }
 
-    /// Nothing is expected from it.
+    /// Returns whether the node is no longer expected.
     pub(super) fn is_given_up(&self, node: &NodeName) -> bool {
         self.given_up.contains(node)
     }
 
-    /// A member of which something is expected.
+    /// Returns a member that is still expected.
     pub(super) fn expected(&self, node: &NodeName) -> Option<&Member> {
         self.member(node).filter(|_| !self.is_given_up(node))
     }
@@ -181,7 +182,7 @@ impl Roll {
         self.versions.insert(node.clone(), version);
     }
 
-    /// Takes an event in; what follows is in `todo`.
+    /// Takes in an event, and puts its consequences into `todo`.
     pub(super) fn step(&mut self, event: Event, now: Now) -> (Result<(), Refusal>, Replies) {
         let is_tick = event == Event::Tick;
         let mut commands = Vec::new();
@@ -196,7 +197,7 @@ impl Roll {
                     self.tell(&change, now);
                     self.due.list |= self.is_news(&change);
                 }
-                // At once: what follows from it may not wait for the list.
+                // At once: its consequences may not wait for the list.
                 Command::Keep => (self.todo.keep, self.due.list) = (true, true),
                 Command::Place => (self.due.place, self.due.list) = (true, true),
                 Command::Doubt { by, theirs } => {
@@ -213,8 +214,8 @@ impl Roll {
         (result, replies)
     }
 
-    /// Whether all are to hear of it. Suspicion is over within a second, one way or the other: of many nodes, some of which are always
-    /// late, only the coordinator says it.
+    /// Returns whether all members are to learn of the change. A suspicion is over within a second, one way or the other. In a large
+    /// cluster some nodes are always late, so only the coordinator shows it.
     fn is_news(&self, change: &Change) -> bool {
         let is_passing = match change.verdict {
             Verdict::Suspect(_) => true,
@@ -235,7 +236,7 @@ impl Roll {
         self.membership.members().len() <= SMALL_MAX
     }
 
-    /// Makes the list anew when it is another one and the last is old enough. Otherwise the next tick after that does.
+    /// Makes a new list if it changed and the last one is old enough. Otherwise the next tick after that does.
     fn refresh(&mut self, now_ms: u64) {
         let members = self.membership.members().len() as u64;
         let pause_ms = members.saturating_mul(LIST_PAUSE_MS).min(LIST_PAUSE_MS_MAX);
@@ -259,7 +260,7 @@ impl Roll {
                 tracing::info!(%node, "{change}");
                 self.said.remove(node);
                 self.given_up.remove(node);
-                // One that was given up for good and came back with its memory is not over.
+                // A life that was retired for good and came back with its memory is not over.
                 let incarnation = change.life.incarnation;
                 self.over.retain(|over| over.life.incarnation != incarnation || over.life.node != *node);
             }
@@ -285,7 +286,7 @@ impl Roll {
         }
     }
 
-    /// That life is over.
+    /// Ends a life.
     fn end(&mut self, life: &NodeLife) {
         if !self.given_up.remove(&life.node) {
             self.todo.lost.push(life.clone());
@@ -294,7 +295,7 @@ impl Roll {
         let listed = self.list.members.iter().find(|member| member.life == *life);
         self.over.push_back(wire::Member {
             life: life.clone(),
-            // One that came and went between two lists has a name all the same.
+            // A node that came and went between two lists is listed all the same.
             address: listed.map_or_else(String::new, |listed| listed.address.clone()),
             labels: listed.map_or_else(BTreeMap::new, |listed| listed.labels.clone()),
             gone: true,
@@ -308,7 +309,7 @@ impl Roll {
         }
     }
 
-    /// Of those that are gone and have been silent for long enough nothing is expected any more.
+    /// Marks nodes that are gone and have been silent for long enough as no longer expected. Returns whether there were any.
     fn give_up(&mut self) -> bool {
         let is_lost = |member: &&Member| {
             let node = &member.life.node;
@@ -363,7 +364,7 @@ impl Roll {
         });
     }
 
-    /// A row for each member. What only a node itself knows of it is what its last beat said.
+    /// Returns a row for each member. Facts that only the node itself knows come from its last beat.
     pub(super) fn nodes(&self, own: &NodeName) -> Vec<report::Node> {
         let partners = self.placed.placement.partners();
         let row = |member: &Member| {

@@ -47,7 +47,7 @@ impl Term {
         self.step(Event::Join(Join { from, epoch, address: format!("{node}:1"), labels }))
     }
 
-    /// So long, in which some beat and every question is answered by those that do.
+    /// Lets `ms` milliseconds pass, in which the `beating` nodes beat and answer every question.
     fn pass(&mut self, ms: u64, beating: &[&str]) {
         for _ in 0..ms / TICK_MS {
             self.ms += TICK_MS;
@@ -181,7 +181,7 @@ fn of_many_that_come_at_once_few_lists_are_made() {
     }
     let lists = term.roll.list().number - first;
     assert!(lists <= 5, "{lists} lists");
-    // The last are listed when the pause is over, and nothing else happens.
+    // The last are listed when the pause is over, without any further event.
     term.pass(300 + TICK_MS, &[]);
     assert_eq!(term.roll.list().members.len(), 301);
     assert_eq!(term.roll.placement().nodes.len(), 301);
@@ -209,7 +209,7 @@ fn of_many_nodes_a_suspicion_that_passes_is_not_told() {
     assert_eq!(row(&term).unwrap().standing, "alive");
     term.pass(900, &others);
     assert_eq!(term.roll.list().number, number, "nobody was told");
-    // That it is gone, everybody is.
+    // All nodes learn that it is gone.
     let left: Vec<&str> = others.iter().copied().filter(|name| *name != "n7").collect();
     term.pass(3_000, &left);
     assert!(term.listed("n7").gone && term.roll.list().number > number);
@@ -229,7 +229,8 @@ fn a_new_term_lists_the_members_of_before_although_all_come_back_as_they_were() 
     assert_ne!(term.partner("a"), "nobody");
 }
 
-/// Where no lease keeps the list, the next coordinator awaits those that are expected, and for so long only.
+/// Where no lease keeps the list, the next coordinator awaits the members that are still expected, and only for a
+/// limited time.
 #[test]
 fn a_coordinator_that_begins_again_awaits_those_that_were_expected_within_bounds() {
     let names = |list: &MemberList| {
@@ -246,7 +247,7 @@ fn a_coordinator_that_begins_again_awaits_those_that_were_expected_within_bounds
     term.join("a", 1).unwrap();
     term.pass(2_500, &[]);
     assert_eq!((term.lost.len(), names(&term.roll.expected_next()).len()), (0, 3), "they are awaited");
-    // Nobody comes, and nobody is there to be asked.
+    // No node comes, and none is there to be asked.
     term.pass(2_000, &[]);
     assert_eq!(term.lost.len(), 2);
     assert_eq!(names(&term.roll.expected_next()), ["a"]);

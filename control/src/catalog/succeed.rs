@@ -1,10 +1,11 @@
-//! Beginning after another coordinator, or after an earlier daemon of this one: with what is known of the catalog, and with what all nodes say.
+//! Begins after another coordinator, or after an earlier daemon of this node: with the known catalog, and with the publications of all
+//! nodes.
 //!
-//! Owns: who is still to be heard, and whether names can be answered for. Does not own: what etcd keeps (`protocol::cluster::kept`),
-//! what nodes say (`take`), who is gone (`members`).
+//! Owns: which nodes are still to be heard, and whether names can be answered for. Does not own: what etcd keeps
+//! (`protocol::cluster::kept`), what nodes publish (`take`), which nodes are gone (`members`).
 //!
-//! Nobody is answered before every member has published what the last coordinator did not acknowledge, or is gone; and where the
-//! catalog was not kept, before Tier-3 has been read: only then is a name that is not there known not to be there (P8).
+//! Names are answered for only after every member has published everything that the last coordinator did not acknowledge, or is gone. If
+//! the catalog was not kept, Tier-3 must have been read as well: only then an unknown name is known to be absent (P8).
 
 use super::{Catalog, Terms};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,29 +20,29 @@ use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::MemberList;
 use tidemark_protocol::path::split;
 
-/// Between two looks at who has been heard.
+/// Interval at which waiters check which nodes have been heard.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// The catalog before, as far as a new coordinator knows it.
 #[derive(Debug)]
 pub enum Before {
-    /// This node had it, and its tree still is the catalog; or, of a coordinator that is fixed and begins with empty memory, is all that Tier-3
-    /// had of it. What etcd keeps says besides which files were removed.
+    /// The node had the catalog, and its tree still is the catalog. Or the coordinator is fixed and began with empty memory: then its tree
+    /// is all that Tier-3 had of the catalog. Etcd's copy adds which files were removed.
     Own(Option<KeptCatalog>),
-    /// Etcd kept it; this node's tree has become the same ([`tidemark_namespace::Namespace::become_catalog`]).
+    /// Etcd kept the catalog; this node's tree has become the same ([`tidemark_namespace::Namespace::become_catalog`]).
     Kept(KeptCatalog),
-    /// Nothing: there was no coordinator, or etcd does not have all of it.
+    /// Unknown: there was no coordinator, or etcd does not have all of the catalog.
     Nothing,
 }
 
 impl Before {
-    /// For a node whose tree was the catalog of epoch `own`, and was no other's since. The last list of members that was stored is of epoch
-    /// `stored`.
+    /// Chooses for a node whose tree was the catalog of epoch `own`, and of no other since. `stored` is the epoch of the last stored list
+    /// of members.
     #[must_use]
     pub fn of(own: Option<Epoch>, stored: Epoch, kept: Option<KeptCatalog>) -> Self {
         match kept {
-            // It was the last coordinator itself, perhaps as the daemon before this one: no other tree is newer. It may have been so later than
-            // the list or the catalog say, where its own was not stored.
+            // The node was the last coordinator itself, perhaps as the daemon before this one: no other tree is newer. If its own list or
+            // catalog was not stored, its epoch may be later than theirs.
             kept if own >= Some(kept.as_ref().map_or(stored, |kept| kept.mark.epoch.max(stored))) => {
                 Self::Own(kept)
             }
@@ -52,7 +53,7 @@ impl Before {
 }
 
 impl Before {
-    /// The part of it that etcd keeps.
+    /// Returns the part that etcd keeps.
     #[must_use]
     pub fn into_kept(self) -> Option<KeptCatalog> {
         match self {
@@ -73,23 +74,23 @@ impl fmt::Display for Before {
     }
 }
 
-/// Who and what a new coordinator waits for.
+/// The nodes and names for which a new coordinator waits.
 #[derive(Debug, Default)]
 pub(super) struct Hearing {
     nodes: BTreeSet<NodeLife>,
     tier3: bool,
-    /// The names are this node's own; how files stand elsewhere the others have to say.
+    /// Whether the names are this node's own. The other nodes have to publish how their files stand.
     own: bool,
-    /// Nodes that were asked for that.
+    /// Nodes that were asked to do so.
     asked: BTreeSet<NodeLife>,
-    /// Directories in which nodes changed something while nobody was the coordinator, or as its last word: who had one alone may have missed
-    /// that. Until all are heard.
+    /// Directories in which nodes changed something without a coordinator, or just before it was lost, until all nodes are heard. A node
+    /// that had such a directory alone may have missed the change.
     changed: BTreeMap<Vec<u8>, BTreeSet<NodeName>>,
 }
 
 impl Catalog {
-    /// The coordinator of an epoch that follows another. `terms` hold the members of before, and `before` what is known of the catalog that
-    /// the last coordinator had.
+    /// Makes the coordinator of an epoch that follows another. `terms` hold the former members, and `before` the known catalog of the last
+    /// coordinator.
     #[must_use]
     pub fn succeed(
         cluster: Arc<Cluster>,
@@ -121,24 +122,24 @@ impl Catalog {
         catalog
     }
 
-    /// Whether somebody or something is still to be heard.
+    /// Returns whether a node or Tier-3 is still to be heard.
     pub(super) fn hears_still(&self) -> bool {
         self.lock().hearing.is_open()
     }
 
-    /// Resolves when every member has been heard, or is gone.
+    /// Waits until every member has been heard, or is gone.
     pub async fn nodes_heard(&self) {
         while !self.lock().hearing.nodes.is_empty() {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     }
 
-    /// A node has said all that it knows.
+    /// Notes that a node has published everything that it knows.
     pub(super) fn heard(&self, life: &NodeLife) {
         self.lock().hearing.heard(life);
     }
 
-    /// What Tier-3 holds is in the tree.
+    /// Notes that the names of Tier-3 are in the tree.
     pub fn heard_tier3(&self) {
         if self.lock().hearing.knows_nothing() {
             self.cluster.namespace().has_catalog_of(self.epoch);
@@ -152,7 +153,7 @@ impl Catalog {
 }
 
 impl Hearing {
-    /// For a coordinator on node `own` after one that stored these members.
+    /// Begins for a coordinator on node `own` after one that stored these members.
     fn of(stored: &MemberList, own: &NodeName, before: &Before) -> Self {
         let lives = stored
             .members
@@ -166,53 +167,54 @@ impl Hearing {
         }
     }
 
-    /// Whether this node's tree was the catalog before.
+    /// Returns whether this node's tree was the catalog before.
     pub(super) fn is_own(&self) -> bool {
         self.own
     }
 
-    /// Whether somebody or something is still to be heard.
+    /// Returns whether a node or Tier-3 is still to be heard.
     pub(super) fn is_open(&self) -> bool {
         self.tier3 || !self.nodes.is_empty()
     }
 
-    /// Whether the names of Tier-3 are to come into the tree yet, and there were no others.
+    /// Returns whether the catalog is unknown until the names of Tier-3 are in the tree.
     pub(super) fn knows_nothing(&self) -> bool {
         self.tier3
     }
 
-    /// Whether it is still to be heard.
+    /// Returns whether a life is still to be heard.
     pub(super) fn hears(&self, life: &NodeLife) -> bool {
         self.nodes.contains(life)
     }
 
-    /// Whether a node that comes is to say how everything stands, whatever it said before. Once: it does not forget that it has to.
+    /// Returns whether a joining node has to publish the state of all its files, whatever it published before. Returns true once for each
+    /// life: a node does not forget that it has to.
     pub(super) fn asks_states(&mut self, life: &NodeLife) -> bool {
         self.own && self.asked.insert(life.clone())
     }
 
-    /// It has spoken, or never will.
+    /// Notes that a life was heard, or never will be.
     pub(super) fn heard(&mut self, life: &NodeLife) {
         if self.nodes.remove(life) {
             self.say();
         }
     }
 
-    /// A node did something to a name before all were heard.
+    /// Notes that a node changed a name before all were heard.
     pub(super) fn note(&mut self, node: &NodeName, operation: &NameOperation) {
         for path in operation.paths() {
             self.note_in(node, split(path).0);
         }
     }
 
-    /// A node did something in a directory before all were heard.
+    /// Notes that a node changed something in a directory before all were heard.
     pub(super) fn note_in(&mut self, node: &NodeName, directory: &[u8]) {
         if self.is_open() {
             self.changed.entry(directory.to_vec()).or_default().insert(node.clone());
         }
     }
 
-    /// Whether a node that had a directory alone may have missed something there.
+    /// Returns whether a node that had a directory alone may have missed something there.
     pub(super) fn missed(&self, node: &NodeName, directory: &[u8]) -> bool {
         self.changed.get(directory).is_some_and(|nodes| nodes.iter().any(|other| other != node))
     }

@@ -1,6 +1,6 @@
-//! Taking publications into the tree.
+//! Takes publications into the tree.
 //!
-//! Owns: their order, times on our clock, what they mean for leases. Does not own: the tree.
+//! Owns: their order, times on the coordinator's clock, their effects on leases. Does not own: the tree.
 
 use super::{Catalog, State};
 use std::collections::BTreeMap;
@@ -13,19 +13,19 @@ use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::path::split;
 use tidemark_transport::Refusal;
 
-/// Copies remembered of files that nobody has told of yet: what a new coordinator hears while it begins.
+/// Most copies remembered of files whose homes have not published them: a new coordinator receives these while it begins.
 const UNCLAIMED_MAX: usize = 1 << 16;
 
-/// The part of what a copy says of its file that the file's home did not tell.
+/// The facts about a file that a copy's holder published and the file's home did not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum News {
-    /// There is such a file.
+    /// The file exists.
     File,
-    /// The file was closed, with these bytes: its home was lost, or the link to it, before it told.
+    /// The file was closed, with these bytes. The home, or the link to it, was lost before it published that.
     Bytes,
 }
 
-/// The seal that a file has by what is told of it.
+/// Returns the seal of a file by its published state.
 fn seal_of(told: &NodeState) -> Option<SealNumber> {
     match &told.kind {
         NodeKind::File(facts) => facts.sealed(),
@@ -34,7 +34,7 @@ fn seal_of(told: &NodeState) -> Option<SealNumber> {
 }
 
 impl Catalog {
-    /// Takes a publication in. One that was taken before is answered and not taken again.
+    /// Takes in a publication. A publication that was taken before is answered and not taken again.
     pub(super) async fn take(
         &self,
         from: &NodeLife,
@@ -61,7 +61,7 @@ impl Catalog {
                     return state.answers.get(from).filter(|_| same).cloned().unwrap_or_default();
                 }
                 Some(last) if publication.number == last + 1 => {}
-                // Nothing is missing when everything comes.
+                // Nothing can be missing in a publication of everything.
                 _ if publication.whole => {}
                 None if publication.number == 1 => {}
                 _ => return Published { whole_wanted: true, shared: Vec::new() },
@@ -69,12 +69,13 @@ impl Catalog {
         }
         self.counters.publications.fetch_add(1, Ordering::Relaxed);
         tracing::trace!(%from, ?publication, "a publication");
-        // A coordinator that just began hears itself: this tree has all that was done here.
+        // A coordinator that just began receives its own publication: this tree has everything that was done here.
         if *from != self.cluster.life {
             self.take_into_tree(from, publication, now_ns);
         }
         let published = self.take_into_leases(from, publication);
-        // Only now: a coordinator that is killed before that takes the last part again, and what is others' has to be known then.
+        // After that: a coordinator that is killed in between takes the last part again, and then must still know which names belong to
+        // other nodes.
         if publication.whole && publication.last {
             namespace.told_all(from);
         }
@@ -94,7 +95,8 @@ impl Catalog {
         };
         let nameless = namespace.take_states(&states, from.incarnation, publication.makes);
         if publication.whole {
-            // Between the parts of a whole nothing of a node is on its way: what has no name here was taken from it.
+            // Between the parts of a full publication no other publication of the node is on its way: a file without a name here was
+            // removed.
             tracing::debug!(%from, files = ?nameless, "files of a node that have no name any more");
             namespace.tell_removed_again(&nameless);
         }
@@ -132,7 +134,7 @@ impl Catalog {
             state.hearing.note(&from.node, operation);
         }
         for path in changed {
-            // Made in an outage in a directory that another node has alone, or done to a file that has a name there, too: that one is to
+            // The change was made in an outage in a directory that another node has alone, or on a file with a name there. That node has to
             // look again. Not waited for: it may be publishing itself.
             let directory = split(&path).0.to_vec();
             if let Verdict::PublishFirst(holder) = state.leases.read(&from.node, &directory, None, now) {
@@ -141,7 +143,7 @@ impl Catalog {
             }
         }
         for operation in &publication.operations {
-            // A node that removes a directory takes the others out of it before. Where that did not happen they still have it alone.
+            // A node that removes a directory evicts the others from it before. If that did not happen, the others still have it alone.
             if let NameOperation::Removed { path, .. } = operation {
                 let holders = state.leases.holders_below(&from.node, path);
                 if !holders.is_empty() {
@@ -153,7 +155,7 @@ impl Catalog {
                 shared.push(operation.path().to_vec());
             }
         }
-        // A file that was begun anew under a name that was promised.
+        // A file that was begun anew under a promised name.
         for told in &publication.states {
             state.leases.published_at(&from.node, &told.path);
         }
@@ -165,7 +167,8 @@ impl Catalog {
         published
     }
 
-    /// A change that this node made itself is no publication: nodes that have such a name, or its directory, alone are to look again.
+    /// Recalls directories after this node's own change, which is no publication: nodes that have such a name, or its directory, alone have
+    /// to look again.
     pub(super) fn recall_all(&self, paths: &[&[u8]]) {
         let own = &self.cluster.life.node;
         let now = self.now();
@@ -186,7 +189,7 @@ impl Catalog {
         }
     }
 
-    /// The state under the first of its names that is not another node's by now; none where all are.
+    /// Returns the state under the first of its names that does not belong to another node by now; `None` if all do.
     fn under_a_name_of_its_own(&self, told: NodeState, from: &NodeLife) -> Option<NodeState> {
         if !self.is_others(&told.path, &told.kind, from) {
             return Some(told);
@@ -196,7 +199,8 @@ impl Catalog {
         Some(NodeState { path, ..told })
     }
 
-    /// Whether the name is another node's by now: who tells everything was away, or tells a coordinator that knows nothing.
+    /// Returns whether the name belongs to another node by now. A node that publishes everything was away, or publishes to a coordinator
+    /// that knows nothing.
     fn is_others(&self, path: &[u8], kind: &NodeKind, from: &NodeLife) -> bool {
         let Some(here) = self.cluster.namespace().outgoing_at(path) else { return false };
         let made_while_away = || self.cluster.namespace().made_while_away(from);
@@ -215,8 +219,8 @@ impl Catalog {
         others
     }
 
-    /// Tells a node which of the bytes that it has Tier-3 has, too, where it does not say so itself: it may have missed the word when
-    /// they got there, or have got them since.
+    /// Notifies a node of those of its bytes that Tier-3 has, too, where the node does not say so itself. The node may have missed the
+    /// notice, or may have received the bytes since.
     fn tell_unknown_objects(&self, to: &NodeLife, has: &[NodeState]) {
         let namespace = self.cluster.namespace();
         let unknown = has.iter().filter_map(|told| {
@@ -235,7 +239,7 @@ impl Catalog {
         }
     }
 
-    /// Whether the name means something else by now: who keeps a copy knows what the file was called when it was made.
+    /// Returns whether the name leads elsewhere by now: the holder of a copy knows the file's name from the time of the copy.
     fn is_anothers(&self, told: &NodeState) -> bool {
         self.cluster.namespace().outgoing_at(&told.path).is_some()
     }
@@ -253,7 +257,7 @@ impl Catalog {
             }
         }
         let namespace = self.cluster.namespace();
-        // Their names were taken away while this node could not be told.
+        // The names of these files were removed while this node could not be notified.
         let files = copies.kept.iter().filter_map(|told| match &told.kind {
             NodeKind::File(facts) => Some(facts.file),
             NodeKind::Directory | NodeKind::Symlink { .. } => None,
@@ -269,7 +273,7 @@ impl Catalog {
                 continue;
             };
             if self.cluster.member_of(home).is_some_and(|member| !member.gone) {
-                // It will say so itself, or be gone.
+                // The home will publish the file itself, or be gone.
                 let mut state = self.lock();
                 let counts = state.hearing.is_open() || news == News::Bytes;
                 let known = state.unclaimed.get(&facts.file).and_then(|(_, kept)| seal_of(kept));
@@ -282,7 +286,7 @@ impl Catalog {
         }
     }
 
-    /// The news in what a holder of a copy tells of the file; none where all is known.
+    /// Returns the news in a copy holder's state of the file; `None` if all is known.
     fn news_in(&self, told: &NodeState) -> Option<News> {
         let NodeKind::File(facts) = &told.kind else { return None };
         match self.cluster.namespace().outgoing_anywhere(facts.file) {
@@ -294,7 +298,7 @@ impl Catalog {
         }
     }
 
-    /// A home has told of these files itself: what was kept of them is old.
+    /// Forgets the states from copy holders of files that their home has now published itself.
     fn forget_unclaimed(&self, states: &[NodeState]) {
         let mut state = self.lock();
         for told in states {
@@ -306,14 +310,14 @@ impl Catalog {
         }
     }
 
-    /// A node will say nothing any more: what others said of its files counts.
+    /// Uses the states from copy holders for the files of a life that will publish nothing more.
     pub(super) fn claim_for(&self, life: &NodeLife) {
         let claimed = {
             let mut state = self.lock();
             let (theirs, mut others): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut state.unclaimed)
                 .into_iter()
                 .partition(|(file, _)| file.incarnation == life.incarnation);
-            // Once all have been heard, whoever lives has said which files there are.
+            // Once all nodes have been heard, the living ones have published which files exist.
             let hears = state.hearing.is_open();
             others.retain(|_, (news, _)| hears || *news == News::Bytes);
             state.unclaimed = others;

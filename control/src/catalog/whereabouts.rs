@@ -1,6 +1,6 @@
-//! Who has which bytes.
+//! The nodes that have the bytes of a file.
 //!
-//! Owns: the answer, and waiting for a file that is being sealed. Does not own: the copies, who reads Tier-3 (`protocol`).
+//! Owns: the answer, and waiting for a file that is being sealed. Does not own: the copies, the choice of Tier-3's reader (`protocol`).
 
 use super::{Catalog, NODE_DEADLINE};
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use tidemark_protocol::file::FileState;
 use tidemark_protocol::id::{FileId, NodeName, SealNumber};
 use tidemark_transport::Refusal;
 
-/// Between two looks at a file that is not sealed yet.
+/// Interval between two looks at a file that is not sealed yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 impl Catalog {
-    /// For a node that could not have them from `failed`.
+    /// Returns suppliers of a file's bytes for a node that could not get them from `failed`.
     pub(super) async fn where_is(
         &self,
         asker: &NodeName,
@@ -25,7 +25,7 @@ impl Catalog {
         let until = Instant::now() + NODE_DEADLINE;
         loop {
             let namespace = self.cluster.namespace();
-            // A holder may not have told of its copy yet.
+            // A holder may not have published its copy yet.
             let may_be_heard = self.hears_still() && Instant::now() < until;
             let Some(node) = namespace.outgoing_file(file) else {
                 if may_be_heard {
@@ -43,7 +43,7 @@ impl Catalog {
                 && let Some(home) = &home
                 && Instant::now() < until
             {
-                // A refusal is no reason to give up: it is asked again.
+                // A refusal does not end the loop: the home is asked again.
                 if let Err(refusal) = self.recall(&home.life.node, &[], None, false).await {
                     tracing::debug!(%refusal, %file, "the node of a file that is not sealed does not answer");
                 }
@@ -67,7 +67,7 @@ impl Catalog {
         }
     }
 
-    /// The nodes that have a file's bytes whether or not anybody asks.
+    /// Returns the nodes that already have a file's bytes in memory.
     fn in_memory(&self, facts: &FileFacts, here: bool) -> Vec<Member> {
         let members = self.cluster.members();
         let alive = |name: &str| {
@@ -85,7 +85,7 @@ impl Catalog {
         suppliers
     }
 
-    /// Who reads the bytes from Tier-3 for that node; none: it does so itself.
+    /// Returns the node that reads the bytes from Tier-3 for `asker`, or `None` if `asker` does so itself.
     fn reader(&self, asker: &NodeName, bytes: (FileId, SealNumber), failed: &[NodeName]) -> Option<Member> {
         let reader = self.lock().readers.ask(bytes, asker, failed).cloned()?;
         let members = self.cluster.members();

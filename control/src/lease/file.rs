@@ -12,32 +12,32 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use tidemark_protocol::id::Epoch;
 
-/// A decimal u64 and a newline; anything longer is not ours.
+/// The longest content: a decimal u64 and a newline; anything longer is another file.
 const CONTENT_BYTES: u64 = 32;
 
-/// How often the file may be replaced between our open and our lock before that is an error.
+/// How often the file may be replaced between opening and locking it before that is an error.
 const OPEN_ATTEMPTS: u32 = 8;
 
-/// Held until this value is dropped or its process dies, however it dies; the kernel releases the lock. There is no
-/// time-out, so a stopped process keeps it.
+/// The lease of this machine, held until this value is dropped or its process dies, however it dies; the kernel
+/// releases the lock. There is no time-out, so a stopped process keeps it.
 #[derive(Debug)]
 pub struct FileLease {
     epoch: Epoch,
     path: PathBuf,
-    /// The lock lives as long as this.
+    /// The open file, whose lock lives as long as this value.
     _file: File,
 }
 
 impl FileLease {
-    /// Takes the lease with an epoch above every one this file gave out and above `above`, which is the highest epoch
-    /// the caller found elsewhere (in Tier-3): the file may have been deleted. The epoch is durable before this
-    /// returns. [`LeaseError::Held`] at once when another process has it.
+    /// Takes the lease with an epoch above every epoch that this file issued and above `above`. `above` is the highest
+    /// epoch that the caller found elsewhere (in Tier-3): the file may have been deleted. The epoch is durable before
+    /// this returns. Returns [`LeaseError::Held`] at once when another process has the lease.
     pub fn acquire(path: &Path, above: Option<Epoch>) -> Result<Self, LeaseError> {
         let failed = |operation| move |source| LeaseError::File { path: path.to_owned(), operation, source };
         let mut file = Self::open_locked(path)?;
         let mut text = String::new();
         (&mut file).take(CONTENT_BYTES).read_to_string(&mut text).map_err(failed("read"))?;
-        // Empty is a new file, or a crash before the first write: no epoch was given out.
+        // Empty is a new file, or a crash before the first write: no epoch was issued.
         let last = match text.trim() {
             "" => Epoch(0),
             digits => digits
@@ -75,7 +75,7 @@ impl FileLease {
                 Err(Errno::WOULDBLOCK) => return Err(LeaseError::Held { path: path.to_owned() }),
                 Err(error) => return Err(failed("lock", error.into())),
             }
-            // A lock on a file that was deleted meanwhile keeps nobody out.
+            // A lock on a file that was deleted meanwhile excludes no process.
             let ours = file.metadata().map_err(|error| failed("stat", error))?.ino();
             if std::fs::metadata(path).is_ok_and(|there| there.ino() == ours) {
                 return Ok(file);
@@ -84,7 +84,7 @@ impl FileLease {
         Err(failed("open", io::Error::other("the file is replaced again and again")))
     }
 
-    /// The fencing number of this term.
+    /// Returns the fencing number of this term.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch

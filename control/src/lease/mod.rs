@@ -1,11 +1,11 @@
-//! Who may be the coordinator: one holder at a time, and a number that only rises.
+//! The election of the coordinator: one holder at a time, and a number that only rises.
 //!
-//! Owns: [`FileLease`] for one machine, [`StoreLease`] for a Tier-3 that several nodes share, [`EtcdLease`] for an etcd,
-//! their epochs. Does not own: the epoch in Tier-3 that fences writes (`tidemark_store::raise_epoch`, given again here), nor what a
-//! coordinator does with its term.
+//! Owns: [`FileLease`] for one machine, [`StoreLease`] for a Tier-3 that several nodes share, [`EtcdLease`] for an etcd, their epochs. Does
+//! not own: the epoch in Tier-3 that fences writes (`tidemark_store::raise_epoch`, re-exported here), nor the coordinator's work in its
+//! term.
 //!
-//! A lease bounds availability, never safety: an old holder that does not know yet that it lost is harmless, because
-//! every write carries its epoch and every reader looks for a higher one.
+//! A lease bounds availability, never safety: a former holder that has not noticed its loss does no harm, because every write carries its
+//! epoch and every reader looks for a higher one.
 
 mod etcd;
 mod file;
@@ -29,34 +29,34 @@ use tidemark_store::StoreError;
 /// How long a term lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseTimes {
-    /// A holder may decide for this long after it *sent* its last successful renewal.
+    /// How long a holder may decide after it *sent* its last successful renewal.
     pub term: Duration,
-    /// What passes at most until a rival has it: of a lease in Tier-3, what a rival waits beyond the term after it *first saw*
-    /// the newest number, since clocks run at different speeds; of one in etcd, what etcd takes to end a term.
+    /// The longest time after a term until a rival has the lease. In Tier-3, a rival waits that long beyond the term after it *first saw*
+    /// the newest number, since clocks run at different speeds. In etcd, etcd takes that long to end a term.
     pub margin: Duration,
 }
 
 impl LeaseTimes {
-    /// Of a lease in etcd, which answers in milliseconds.
+    /// Returns the times of a lease in etcd, which answers in milliseconds.
     #[must_use]
     pub const fn etcd() -> Self {
         Self { term: Duration::from_secs(2), margin: Duration::from_secs(2) }
     }
 }
 
-/// Of a lease in Tier-3, where a request may take a second.
+/// The times of a lease in Tier-3, where a request may take a second.
 impl Default for LeaseTimes {
     fn default() -> Self {
         Self { term: Duration::from_secs(3), margin: Duration::from_secs(2) }
     }
 }
 
-/// What came of trying to take a lease.
+/// The result of trying to take a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
-    /// Ours, with this epoch.
+    /// The caller holds the lease, with this epoch.
     Ours(Epoch),
-    /// Another has it; worth trying again when this much time has passed.
+    /// Another holder has it; worth trying again when this much time has passed.
     Theirs { holder: String, epoch: Epoch, wait: Duration },
 }
 
@@ -93,7 +93,7 @@ pub enum LeaseError {
 }
 
 impl LeaseError {
-    /// What the caller should do.
+    /// Returns the kind, by which the caller decides what to do.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

@@ -1,11 +1,11 @@
-//! The lease in Tier-3, with nothing but create-if-absent.
+//! The lease in Tier-3, which needs nothing but create-if-absent.
 //!
-//! Owns: the numbered objects `lease/<20 digits>`, taking, renewing and giving up. Does not own: a clock (the caller
-//! passes its monotonic time), nor the loop that calls this.
+//! Owns: the numbered objects `lease/<20 digits>`, acquiring, renewing and releasing. Does not own: a clock (the caller passes its
+//! monotonic time), nor the loop that calls this.
 //!
-//! The highest number present is the lease. Its holder renews by creating the next number; a rival that has seen the
-//! same number for longer than a term creates the next one itself. Exactly one of the two wins, so there is nothing
-//! to compare and swap. The epoch of a term is the number it began with; renewals repeat it in their bodies.
+//! The highest number present is the lease. A holder renews by creating the next number. A rival that has seen the same number for longer
+//! than a term creates the next one itself. Exactly one of the two wins, so there is nothing to compare and swap. The epoch of a term is
+//! the number with which it began; renewals repeat it in their bodies.
 
 use super::{LeaseError, LeaseTimes, Turn};
 use bytes::Bytes;
@@ -19,26 +19,26 @@ use tidemark_store::{Created, Store, StoreError};
 /// The folder of the lease's objects, relative to the store's URL.
 const LEASE_FOLDER: &str = ".tidemark/lease/";
 
-/// Text order of the keys is number order.
+/// Number of digits of a key, so that text order is number order.
 const DIGITS: usize = 20;
 
-/// The body is a short JSON document.
+/// The longest body, a short JSON document.
 const BODY_BYTES: u64 = 4096;
 
-/// This many superseded numbers stay, for people who look; older ones are deleted, a few with each renewal.
+/// Superseded numbers that stay, for people to read; older ones are deleted, a few with each renewal.
 const KEPT: usize = 8;
 const DELETED_AT_ONCE: usize = 16;
 
-/// Our own renewals whose answers were lost are stepped over, at most so many.
+/// The most of our own renewals with lost answers that are stepped over.
 const CATCH_UP: u32 = 16;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Body {
     holder: String,
-    /// Drawn once per [`StoreLease`], so that two lives of one holder are told apart.
+    /// Random number, drawn once per [`StoreLease`], which tells two lives of one holder apart.
     nonce: u64,
     epoch: Epoch,
-    /// The holder gave up: no rival needs to wait.
+    /// Whether the holder released the lease: no rival needs to wait.
     released: bool,
 }
 
@@ -49,7 +49,7 @@ struct Held {
     until: Instant,
 }
 
-/// One candidate's view of the lease.
+/// A candidate's view of the lease.
 #[derive(Debug)]
 pub struct StoreLease {
     folder: &'static str,
@@ -63,13 +63,13 @@ pub struct StoreLease {
 }
 
 impl StoreLease {
-    /// A candidate named `holder`; `nonce` is random and new for each start of the daemon.
+    /// Makes a candidate named `holder`; `nonce` is random and new for each start of the daemon.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, holder: String, nonce: u64, times: LeaseTimes) -> Self {
         Self::in_folder(LEASE_FOLDER, store, holder, nonce, times)
     }
 
-    /// The same for another lease than the coordinator's. `folder` ends with a slash.
+    /// Makes a candidate for another lease than the coordinator's. `folder` ends with a slash.
     #[must_use]
     pub fn in_folder(
         folder: &'static str,
@@ -81,19 +81,19 @@ impl StoreLease {
         Self { folder, store, holder, nonce, times, held: None, seen: None }
     }
 
-    /// The epoch of the term, while it may be acted on at `now`.
+    /// Returns the epoch of the term, if the holder may act on it at `now`.
     #[must_use]
     pub fn epoch(&self, now: Instant) -> Option<Epoch> {
         self.held.filter(|held| now < held.until).map(|held| held.epoch)
     }
 
-    /// Takes the lease if it is free or its term is over. `now` is the time just before this call. Costs a listing, a
-    /// read, and a create where there is something to take.
+    /// Takes the lease if it is free or its term is over. `now` is the time just before this call. Costs a listing, a read, and a create if
+    /// there is something to take.
     pub async fn try_acquire(&mut self, now: Instant) -> Result<Turn, LeaseError> {
         self.try_acquire_from(now, |_| false).await
     }
 
-    /// The same where the caller may know of a holder that it is gone, and need not wait for its term.
+    /// Takes the lease as [`Self::try_acquire`] does, without waiting for the term of a holder that the caller knows to be gone.
     pub async fn try_acquire_from(
         &mut self,
         now: Instant,
@@ -111,7 +111,7 @@ impl StoreLease {
             self.seen = Some((highest, first_seen));
             let needed = self.times.term + self.times.margin;
             let waited = now.saturating_duration_since(first_seen);
-            // A term of our own from before, whose end we know, is over when we say so.
+            // A former term of our own, whose end we know, is over as soon as we say so.
             let free = body.released || self.is_ours(&body) || waited >= needed || is_gone(&body.holder);
             if !free {
                 let (holder, epoch) = (body.holder, body.epoch);
@@ -127,7 +127,7 @@ impl StoreLease {
                 return Ok(Turn::Ours(epoch));
             }
         }
-        // A rival was faster. Its number is new to us, so its term begins to count now.
+        // A rival was faster. The rival's number is new here, so its term begins to count now.
         let highest = self.numbers().await?.last().copied().unwrap_or(next);
         let body = self.read_or_unknown(highest).await?;
         self.seen = Some((highest, now));
@@ -135,8 +135,8 @@ impl StoreLease {
         Ok(Turn::Theirs { holder: body.holder, epoch: body.epoch, wait })
     }
 
-    /// Extends the term, counted from `now`, the time just before this call. [`LeaseError::Lost`] when another took
-    /// over. After any other error the old term still runs, and [`Self::epoch`] says for how long.
+    /// Extends the term, counted from `now`, the time just before this call. Returns [`LeaseError::Lost`] when another took over. After any
+    /// other error the old term still runs, and [`Self::epoch`] says for how long.
     pub async fn renew(&mut self, now: Instant) -> Result<Epoch, LeaseError> {
         let Some(held) = self.held else {
             return Err(self.lost(Epoch(0), Epoch(0), "nobody: it was not held".to_owned()));
@@ -158,12 +158,12 @@ impl StoreLease {
             if !self.is_ours(&body) || body.epoch != held.epoch {
                 return Err(self.superseded(held.epoch, number).await);
             }
-            // A renewal of ours whose answer was lost; go on from it.
+            // A renewal of ours whose answer was lost: continue from it.
         }
         Err(self.unreadable(number, "too many renewals whose answers were lost"))
     }
 
-    /// Gives the lease up, so that a rival need not wait. Nothing to do when it is not held.
+    /// Releases the lease, so that a rival need not wait. Does nothing if it is not held.
     pub async fn release(&mut self) -> Result<(), LeaseError> {
         let Some(held) = self.held.take() else { return Ok(()) };
         if let Some(number) = held.number.checked_add(1) {
@@ -184,7 +184,7 @@ impl StoreLease {
         Ok(created.map_err(|source| self.failed(source))? == Created::Created)
     }
 
-    /// All numbers present, ascending. Names that are not numbers are not ours.
+    /// Lists all numbers present, ascending. Other names are ignored.
     async fn numbers(&self) -> Result<Vec<u64>, LeaseError> {
         let listing = self.store.list(self.folder, true).await.map_err(|source| self.failed(source))?;
         Ok(listing.keys.iter().filter_map(|head| parse(self.folder, &head.key)).collect())
@@ -194,7 +194,7 @@ impl StoreLease {
         self.read_body(number).await?.map_err(|reason| self.unreadable(number, &reason))
     }
 
-    /// The inner error says why what is there cannot be read.
+    /// Reads a body. The inner error says why it cannot be read.
     async fn read_body(&self, number: u64) -> Result<Result<Body, String>, LeaseError> {
         match self.store.get(&self.key(number), BODY_BYTES).await {
             Ok(Some(found)) => Ok(opened(&found)),
@@ -206,15 +206,15 @@ impl StoreLease {
         }
     }
 
-    /// The same of a holder that cannot be read, as after damage or from a later version. Its number counts as any other: if the
-    /// holder lives, it creates the next one, and its silence for a term says that it is gone.
+    /// Reads a body, also of a holder that cannot be read, as after damage or from a later version. The number counts as any other: if the
+    /// holder lives, it creates the next one. If it is silent for a term, it is gone.
     async fn read_or_unknown(&self, number: u64) -> Result<Body, LeaseError> {
         let reason = match self.read_body(number).await? {
             Ok(body) => return Ok(body),
             Err(reason) => reason,
         };
         let key = self.key(number);
-        // Once: it is looked at again each second.
+        // Logged once: the number is read again each second.
         if self.seen.is_none_or(|(seen, _)| seen != number) {
             tracing::warn!(
                 key,
@@ -233,8 +233,8 @@ impl StoreLease {
         }
     }
 
-    /// Deletes old numbers. A late create of a deleted number by a zombie is found out by the listing that follows
-    /// every create: the newest number is never deleted.
+    /// Deletes old numbers. If a zombie later creates a deleted number, the listing that follows every create shows that: the newest number
+    /// is never deleted.
     async fn sweep(&self, numbers: &[u64]) {
         let old = numbers.len().saturating_sub(KEPT).min(DELETED_AT_ONCE);
         for &number in &numbers[..old] {
@@ -266,7 +266,7 @@ impl StoreLease {
     }
 }
 
-/// Says of what was written, or why it is not that.
+/// Checks the seal of a body and decodes it; the error says why that failed.
 fn opened(text: &[u8]) -> Result<Body, String> {
     check_seal(text).map_err(|error| error.to_string())?;
     serde_json::from_slice(text).map_err(|error| error.to_string())

@@ -1,10 +1,10 @@
 //! The connections of one listener: bounded in number, and none kept for a client that sends nothing.
 //!
-//! Owns: which connection gives way when there are too many, and how long a client may take to ask. Does not own: requests at
-//! work (`routes`), what they are answered.
+//! Owns: which connection gives way when there are too many, and how long a client may take to send a request. Does not own: requests at
+//! work (`routes`) and their answers.
 //!
-//! Each connection is a descriptor of the daemon, which needs them for files. A client that only connects must not be able to
-//! take them, and a client that comes later must still be answered. So the longest idle connection makes place for a new one.
+//! Each connection is a descriptor of the daemon, which needs descriptors for files. A client that only connects must not be able to occupy
+//! them, and a client that comes later must still be answered. So the longest idle connection makes place for a new one.
 
 use super::stream::Ending;
 use axum::Router;
@@ -23,12 +23,12 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::{AbortHandle, JoinSet};
 
-/// An answer that is not taken within this time does not keep its connection any more: its client may never read it.
+/// Time after which an unread answer no longer protects its connection: its client may never read it.
 const ANSWER_TIME: Duration = Duration::from_secs(30);
 
-/// Descriptors that are kept for connections of a listener. Where files have taken all others, `status` can still say so.
+/// Descriptors that are reserved for connections of a listener. If files have taken all others, `status` can still report that.
 const SPARES: usize = 2;
-/// After an accept that failed.
+/// The pause after an accept that failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A socket that gives connections.
@@ -51,12 +51,12 @@ impl Accepts for TcpListener {
     }
 }
 
-/// See [`SPARES`].
+/// Reserved descriptors, see [`SPARES`].
 #[derive(Debug, Default)]
 struct Spares(Vec<File>);
 
 impl Spares {
-    /// Takes what is missing, as far as there is any.
+    /// Opens missing spares, as far as there are descriptors.
     fn fill(&mut self) {
         while self.0.len() < SPARES {
             let Ok(spare) = File::open("/dev/null") else { return };
@@ -64,7 +64,7 @@ impl Spares {
         }
     }
 
-    /// Gives one up for a connection; false where there is none, or that is not what is missing.
+    /// Frees a spare for a connection; returns false if there is none, or if `error` has another cause.
     fn give_up_for(&mut self, error: &io::Error) -> bool {
         let missing = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
         error.raw_os_error().is_some_and(|code| missing.contains(&code)) && self.0.pop().is_some()
@@ -74,24 +74,24 @@ impl Spares {
 /// The bounds of one listener.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Open at once.
+    /// The most connections open at once.
     pub(super) connections: usize,
-    /// From the connection, or the answer before, until a request's header is there. Longer is idle.
+    /// Time from the connection, or the answer before, until a request's header is there. A slower connection counts as idle.
     pub(super) header_time: Duration,
 }
 
-/// Whether a connection has a request at work, and since when that is so.
+/// Whether a connection has a request at work, and since when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Standing {
     at_work: bool,
     since: Instant,
 }
 
-/// What one connection does, as its task says it.
+/// The standing of a connection, as its task reports it.
 #[derive(Debug, Clone)]
 struct Activity(Arc<Mutex<Standing>>);
 
-/// A request is at work until this is dropped.
+/// Marks a request as at work until this is dropped.
 #[derive(Debug)]
 struct AtWork(Activity);
 
@@ -107,7 +107,7 @@ pub(super) struct Holding<H> {
     _held: H,
 }
 
-/// Answers on one listener until `ending`; answers under way are finished then.
+/// Answers on one listener until `ending`; pending answers are finished then.
 pub(super) async fn serve(listener: impl Accepts, routes: Router, limits: Limits, mut ending: Ending) {
     let mut open: BTreeMap<tokio::task::Id, Connection> = BTreeMap::new();
     let mut tasks = JoinSet::new();
@@ -129,7 +129,7 @@ pub(super) async fn serve(listener: impl Accepts, routes: Router, limits: Limits
                     }
                 };
                 if open.len() >= limits.connections && !make_place(&mut open) {
-                    // Each of them is being answered: this client has to come again.
+                    // Each connection is being answered: this client has to come again.
                     continue;
                 }
                 let activity = Activity::new();
@@ -151,13 +151,13 @@ pub(super) async fn serve(listener: impl Accepts, routes: Router, limits: Limits
     while tasks.join_next().await.is_some() {}
 }
 
-/// Resolves when the server ends.
+/// Waits until the server ends.
 async fn ends(ending: &mut Ending) {
     // An error means that the sender is gone, which ends the server too.
     let _ = ending.wait_for(|ending| *ending).await;
 }
 
-/// Closes the connection that has been idle for longest; false where there is none.
+/// Closes the connection that has been idle for longest; returns false if there is none.
 fn make_place(open: &mut BTreeMap<tokio::task::Id, Connection>) -> bool {
     let standings = open.iter().map(|(id, connection)| (*id, connection.activity.now()));
     let Some(idle) = longest_idle(standings, Instant::now()) else { return false };
@@ -167,8 +167,8 @@ fn make_place(open: &mut BTreeMap<tokio::task::Id, Connection>) -> bool {
     true
 }
 
-/// The connection that gives way: of those without a request at work the one that has been so for longest. A request whose
-/// answer takes too long does not count.
+/// Returns the connection that gives way: the one that has had no request at work for longest. A request whose answer takes too long does
+/// not count.
 fn longest_idle<I>(standings: impl Iterator<Item = (I, Standing)>, now: Instant) -> Option<I> {
     let idle = standings.filter(|(_, standing)| {
         !standing.at_work || now.saturating_duration_since(standing.since) > ANSWER_TIME
@@ -199,7 +199,7 @@ where
         }
     };
     if let Err(error) = ended {
-        // A client that hangs up, or asks for nothing.
+        // A client that hangs up, or sends no request.
         tracing::debug!(%error, "a connection ended early");
     }
 }

@@ -1,7 +1,7 @@
 //! Serves a node's commands on a unix socket, and its health on TCP.
 //!
-//! Owns: the listeners and their life. Does not own: what each path does (`routes`), lines of long work (`stream`),
-//! the socket file (`socket`), which connections are kept (`connections`).
+//! Owns: the listeners and their life. Does not own: the routes of the paths (`routes`), lines of long work (`stream`), the socket file
+//! (`socket`), which connections are kept (`connections`).
 
 mod connections;
 mod routes;
@@ -23,19 +23,20 @@ use stream::Ending;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 
-/// Requests at work on the unix socket at once, those that stream included. An admin and a few scripts need a
-/// dozen; each holds one answer in memory.
+/// Requests at work on the unix socket at once, including streams. An admin and a few scripts need a dozen; each holds one answer in
+/// memory.
 pub const REQUESTS_MAX: usize = 64;
 /// The same on TCP, counted apart, so that probes and commands cannot starve each other.
 pub const HTTP_REQUESTS_MAX: usize = 16;
-/// Commands need a connection each, and whoever may open the socket is trusted: four times [`REQUESTS_MAX`].
+/// Limits of the unix socket. Commands need a connection each, and every user that may open the socket is trusted: four times
+/// [`REQUESTS_MAX`].
 const CONNECTIONS: Limits = Limits { connections: 256, header_time: Duration::from_secs(60) };
-/// Anybody on the machine may connect to TCP. Four times [`HTTP_REQUESTS_MAX`] are few beside the descriptors that files need,
-/// also where the daemon may have 1,024. A scraper that comes every 15 s connects again.
+/// Limits of TCP, to which anybody on the machine may connect. Four times [`HTTP_REQUESTS_MAX`] are few beside the descriptors that files
+/// need, also if the daemon may have only 1,024. A scraper that comes every 15 s connects again.
 const HTTP_CONNECTIONS: Limits = Limits { connections: 64, header_time: Duration::from_secs(10) };
-/// How often it is looked whether somebody removed the socket.
+/// Interval at which the server checks whether the socket was removed.
 const SOCKET_LOOK: Duration = Duration::from_secs(1);
-/// How long answers under way may take when the server is told to end. Streams are ended at once.
+/// How long pending answers may take when the server has to end. Streams are ended at once.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
 /// Binds and serves until the task is dropped; [`Server::bind`] is for a caller that needs the bound address first
@@ -48,7 +49,7 @@ pub async fn serve(node: Arc<dyn NodeApi>, uds: PathBuf, http: SocketAddr) -> Re
     Ok(())
 }
 
-/// Bound and not yet answering: connections wait in the kernel's queue.
+/// A server that is bound and does not answer yet: connections wait in the kernel's queue.
 #[derive(Debug)]
 pub struct Server {
     unix: UnixListener,
@@ -58,11 +59,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes the socket (mode 0600, its directory 0700 where it must be made) and binds `http`; port 0 takes a free
-    /// one. The socket of a daemon that is gone is replaced.
+    /// Makes the socket (mode 0600; if its directory is missing, makes it with mode 0700) and binds `http`; port 0 chooses a free port. The
+    /// socket of a daemon that is gone is replaced.
     ///
     /// # Errors
-    /// When another daemon answers on the socket, or either address cannot be had.
+    /// When another daemon answers on the socket, or either address is not available.
     pub async fn bind(uds: &Path, http: SocketAddr) -> Result<Self, ServeError> {
         let (unix, socket) = socket::bind(uds)?;
         let tcp = TcpListener::bind(http).await.map_err(|source| ServeError::BindHttp { http, source })?;
@@ -70,14 +71,14 @@ impl Server {
         Ok(Self { unix, socket, tcp, http_addr })
     }
 
-    /// The TCP address that was bound.
+    /// Returns the TCP address that was bound.
     #[must_use]
     pub const fn http_addr(&self) -> SocketAddr {
         self.http_addr
     }
 
-    /// Answers until `shutdown` resolves: then streams end with an error that says so, other answers under way have
-    /// a few seconds, and the socket file is removed.
+    /// Answers until `shutdown` resolves. Then streams end with an error that says so, other pending answers have a few seconds, and the
+    /// socket file is removed.
     pub async fn run(self, node: Arc<dyn NodeApi>, shutdown: impl Future<Output = ()> + Send + 'static) {
         let (ending, _) = watch::channel(false);
         let commands = routes::commands(Arc::clone(&node), ending.subscribe());
@@ -104,7 +105,7 @@ impl Server {
     }
 }
 
-/// Serves commands until `ending`, on a new socket where the one before was removed. What came by that one is answered still.
+/// Serves commands until `ending`; if the socket was removed, on a new one. Requests that came by the old one are still answered.
 async fn serve_commands(unix: UnixListener, socket: &mut SocketFile, routes: Router, ending: Ending) {
     let serve = |unix| connections::serve(unix, routes.clone(), CONNECTIONS, ending.clone());
     let mut serving = FuturesUnordered::from_iter([serve(unix)]);
@@ -133,7 +134,7 @@ async fn serve_commands(unix: UnixListener, socket: &mut SocketFile, routes: Rou
     }
 }
 
-/// Why a node cannot be talked to.
+/// Why a node's server cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     #[error(

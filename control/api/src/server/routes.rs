@@ -1,4 +1,4 @@
-//! Which path calls which command.
+//! The command that each path calls.
 //!
 //! Owns: the routes, the bounds on requests, the HTTP status of each error. Does not own: streams (`stream`).
 
@@ -18,19 +18,19 @@ use std::sync::Arc;
 use tidemark_protocol::report::{ApiError, ErrorCode};
 use tokio::sync::Semaphore;
 
-/// What Prometheus wants to hear about the text it gets.
+/// The content type of Prometheus text.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 type Node = Arc<dyn NodeApi>;
 
-/// What the handlers of the unix socket share.
+/// State that the handlers of the unix socket share.
 #[derive(Clone)]
 struct Shared {
     node: Node,
     ending: Ending,
 }
 
-/// Every command, for the unix socket.
+/// Makes the routes of every command, for the unix socket.
 pub(super) fn commands(node: Node, ending: Ending) -> Router {
     let health = Router::new()
         .route(path::METRICS, get(metrics))
@@ -66,7 +66,7 @@ pub(super) fn commands(node: Node, ending: Ending) -> Router {
     bounded(routes.merge(health), REQUESTS_MAX, unknown)
 }
 
-/// What anybody on this machine may read, for TCP. Nothing here changes anything.
+/// Makes the routes that anybody on this machine may read, for TCP. No route here changes anything.
 pub(super) fn health(node: Node) -> Router {
     let routes = Router::new()
         .route(path::METRICS, get(metrics))
@@ -76,7 +76,7 @@ pub(super) fn health(node: Node) -> Router {
     bounded(routes, HTTP_REQUESTS_MAX, ("there is nothing at this path", "GET /healthz, /metrics or /status"))
 }
 
-/// `unknown`: what is said of a path that there is not, and what to do.
+/// Adds the bounds to routes. `unknown`: the error for an unknown path, and the advice.
 fn bounded(routes: Router, requests_max: usize, unknown: (&'static str, &'static str)) -> Router {
     let permits = Arc::new(Semaphore::new(requests_max));
     let (what, action) = unknown;
@@ -86,7 +86,7 @@ fn bounded(routes: Router, requests_max: usize, unknown: (&'static str, &'static
         .layer(middleware::from_fn_with_state(permits, admit))
 }
 
-/// Lets a request in when fewer than the bound are at work, and counts it until its answer's last byte is gone.
+/// Admits a request when fewer than the bound are at work, and counts it until its answer's last byte is gone.
 async fn admit(State(permits): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
     let Ok(permit) = permits.try_acquire_owned() else {
         let what = "the daemon is answering as many requests as it takes at once";
@@ -179,7 +179,7 @@ async fn healthz(State(node): State<Node>) -> Response {
     }
 }
 
-/// A command that is answered in one piece.
+/// Answers a command in one piece.
 async fn ask<Q: DeserializeOwned, A: Serialize>(
     body: &[u8],
     call: impl AsyncFnOnce(Q) -> Result<A, ApiError>,
@@ -190,7 +190,7 @@ async fn ask<Q: DeserializeOwned, A: Serialize>(
     }
 }
 
-/// A command that says how far it is until it is done.
+/// Answers a command with its progress until it is done.
 fn work<Q, A, F>(shared: Shared, body: &[u8], call: impl FnOnce(Node, Q, ProgressSink) -> F) -> Response
 where
     Q: DeserializeOwned,

@@ -1,7 +1,7 @@
 //! The socket file: never open to others, never two daemons on one, never left over after an orderly end.
 //!
-//! Owns: making, replacing and removing it. Does not own: the state directory's lock (the daemon), which is what
-//! decides between two daemons that start at the same moment.
+//! Owns: making, replacing and removing it. Does not own: the state directory's lock (the daemon), which decides
+//! between two daemons that start at the same moment.
 
 use super::ServeError;
 use std::fs;
@@ -11,14 +11,14 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use tokio::net::UnixListener;
 
-/// `sun_path` of `sockaddr_un` with its final zero taken off, unix(7).
+/// The longest path of a socket: `sun_path` of `sockaddr_un` without its final zero, unix(7).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// A socket file this process made.
+/// A socket file that this process made.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
-    /// Which file it was, so that a successor's socket is never removed.
+    /// Device and inode of the file, so that a successor's socket is never removed.
     inode: (u64, u64),
 }
 
@@ -36,8 +36,8 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), ServeError
         .create(directory)
         .map_err(failed("cannot make the state directory", directory))?;
     refuse_live(path)?;
-    // Made under another name, closed to others, then moved into place: nobody meets a socket with wide permissions,
-    // and a stale one is replaced in one step.
+    // Made under another name, closed to other users, then moved into place: no user meets a socket with wide
+    // permissions, and a stale one is replaced in one step.
     let new = path.with_extension(format!("{}", std::process::id()));
     let len_bytes = new.as_os_str().len();
     if len_bytes > SOCKET_PATH_BYTES_MAX {
@@ -57,14 +57,14 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), ServeError
     match ready {
         Ok(inode) => Ok((listener, SocketFile { path: path.to_owned(), inode })),
         Err(source) => {
-            // The first failure is the one to tell; what is left over is removed at the next start.
+            // The first failure is the one to report; the leftover file is removed at the next start.
             let _ = fs::remove_file(&new);
             Err(failed("cannot put the socket at", path)(source))
         }
     }
 }
 
-/// A socket somebody answers on stays; one that refuses connections has no listener any more.
+/// Refuses a socket on which a process answers; a socket that refuses connections has no listener any more.
 fn refuse_live(path: &Path) -> Result<(), ServeError> {
     let socket = || path.to_owned();
     match fs::symlink_metadata(path) {
@@ -87,21 +87,21 @@ fn refuse_live(path: &Path) -> Result<(), ServeError> {
 }
 
 impl SocketFile {
-    /// Whether somebody has removed it, and its directory is there.
+    /// Returns whether the file was removed, and its directory is there.
     pub(super) fn is_missing(&self) -> bool {
         let is_ours =
             fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.inode);
         !is_ours && self.path.parent().is_some_and(Path::is_dir)
     }
 
-    /// Makes it again, unless another daemon has put its own there.
+    /// Makes the file again, unless another daemon has put its own there.
     pub(super) fn make_again(&mut self) -> Result<UnixListener, ServeError> {
         let (listener, again) = bind(&self.path)?;
         *self = again;
         Ok(listener)
     }
 
-    /// Removes it, unless another daemon has put its own there.
+    /// Removes the file, unless another daemon has put its own there.
     pub(super) fn remove(&self) {
         let ours = fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.inode);
         if ours && let Err(error) = fs::remove_file(&self.path) {

@@ -1,4 +1,4 @@
-//! Long answers, line by line, for as long as somebody reads them.
+//! Long answers, line by line, for as long as a client reads them.
 //!
 //! Owns: the order of lines (progress, then one end), keep-alive, and cancelling. Does not own: the work.
 //!
@@ -15,10 +15,10 @@ use std::convert::Infallible;
 use tidemark_protocol::report::{ApiError, ErrorCode, Event, Progress, StreamLine};
 use tokio::sync::{mpsc, watch};
 
-/// Becomes true when the server ends.
+/// A value that becomes true when the server ends.
 pub(super) type Ending = watch::Receiver<bool>;
 
-/// Progress as it comes, then the result or the error.
+/// Streams progress as it comes, then the result or the error.
 pub(super) fn work<T: Serialize + Send + 'static>(
     work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
     progress: mpsc::Receiver<Progress>,
@@ -31,7 +31,7 @@ pub(super) fn work<T: Serialize + Send + 'static>(
     respond(lines(work, progress, ending, |progress| line(&StreamLine::<T>::Progress(progress)), last))
 }
 
-/// Events as they come; an error, if that is how it ends, as the last line.
+/// Streams events as they come; if the work ends with an error, that is the last line.
 pub(super) fn events(
     work: impl Future<Output = Result<(), ApiError>> + Send + 'static,
     events: mpsc::Receiver<Event>,
@@ -49,7 +49,7 @@ fn respond(lines: BoxStream<'static, Bytes>) -> Response {
     ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
 }
 
-/// What may come next on a stream that is under way.
+/// The next event of a running stream.
 enum Next<M, T> {
     Message(M),
     End(Result<T, ApiError>),

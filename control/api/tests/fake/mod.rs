@@ -23,7 +23,7 @@ use tidemark_protocol::selector::{Place, Selector};
 /// The mount of the fake node.
 pub(crate) const MOUNT: &str = "/ckpt";
 
-/// What it is asked by path decides what it answers: `lost`, `healed`, `endless`, `open`, `away`, `fenced`, `empty`;
+/// A node whose answer depends on the requested path: `lost`, `healed`, `endless`, `open`, `away`, `fenced`, `empty`;
 /// anything else is found and in order, and `absent` is not found.
 #[derive(Debug, Default)]
 pub(crate) struct FakeNode {
@@ -34,7 +34,7 @@ pub(crate) struct FakeNode {
     pub(crate) verify_dropped: AtomicBool,
 }
 
-/// Tells that the future that held it is gone.
+/// Reports that the future that held it was dropped.
 struct Dropped<'a>(&'a AtomicBool);
 
 impl Drop for Dropped<'_> {

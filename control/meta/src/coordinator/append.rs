@@ -1,6 +1,6 @@
-//! Calls become transactions, one at a time, and doubtful answers are resolved by reading.
+//! Turns calls into transactions, one at a time, and resolves doubtful answers by reading.
 //!
-//! Owns: what waits, what is under way, what each node is answered. Does not own: the content of a transaction (`state`).
+//! Owns: the waiting calls, the pending transaction, the answers to nodes. Does not own: the content of a transaction (`state`).
 
 use super::looks::CALL_WAITS_MAX;
 use super::members::Membership;
@@ -29,7 +29,7 @@ pub(super) struct Waiting {
     /// Calls from `unanswered` up to `first`, which were taken, and those that wait.
     unanswered: u64,
     calls: Vec<Call>,
-    /// The time at which the first of them came to wait for another life.
+    /// The time at which the first waiting call began to wait for another life.
     since: Option<Duration>,
     pub(super) needs: BTreeSet<Need>,
     pub(super) asked: BTreeSet<Need>,
@@ -61,7 +61,7 @@ pub(super) struct Append {
     transaction: Transaction,
     taken: Vec<NodeName>,
     joins: Vec<(NodeName, Incarnation)>,
-    /// The store is read, because no answer came or a compare did not hold.
+    /// Set while the store is read, because no answer came or a compare did not hold.
     doubt: Option<Doubt>,
 }
 
@@ -86,13 +86,13 @@ impl Coordinator {
             return self.send(node.clone(), ToNode::Over { life }, out);
         }
         if first == 0 {
-            // No call has this number: the sender is broken, and nothing that it says can be answered.
+            // No call has this number: the sender is broken, and none of its messages can be answered.
             return;
         }
         let taken = state.taken_by(node, life);
         let last = first.saturating_add(calls.len() as u64).saturating_sub(1);
         if self.rules.has(Rule::Chain) && (last <= taken || first > taken + 1) {
-            // Everything was taken before; or what the node knows to be taken is not here, which its answer shows.
+            // Everything was taken before. Or calls that the node believes to be taken are not here, which its answer shows.
             let outcomes = outcomes(&state, node, life, first, taken, &calls);
             return self.send(node.clone(), ToNode::Taken { life, first, number: taken, outcomes }, out);
         }
@@ -127,9 +127,9 @@ impl Coordinator {
         });
     }
 
-    /// Begins a transaction of what waits, if none is under way.
+    /// Begins a transaction of the waiting calls, if none is pending.
     pub(super) fn append(&mut self, now: Duration, out: &mut Vec<Command>) {
-        // A second round refuses calls whose callers came to owe something in the first.
+        // A second round refuses calls whose callers came to owe another node something in the first.
         for _ in 0..2 {
             let state = Arc::clone(&self.copy.state);
             let Phase::Leading(leading) = &mut self.phase else { return };
@@ -200,7 +200,7 @@ impl Coordinator {
         }
     }
 
-    /// Decides what became of a transaction: its tick and publications are in the store, or they are not and it is sent again.
+    /// Decides the outcome of a transaction: its tick and publications are in the store, or they are not and it is sent again.
     fn doubt_read(&mut self, values: &[Option<Stored>], doubt: Doubt, out: &mut Vec<Command>) {
         let tick = self.copy.state.tick();
         let Phase::Leading(leading) = &mut self.phase else { return };
@@ -221,8 +221,8 @@ impl Coordinator {
             if doubt == Doubt::Refused {
                 return self.stop(Why::Inconsistent, out);
             }
-            // Not taken yet. The very same again: of the two, one that may still be on its way and this one, the compare of the
-            // tick lets one through.
+            // Not taken yet. The same transaction is sent again: the first may still be on its way, and the compare of the tick lets only
+            // one of the two through.
             append.doubt = None;
             let again = Request::Append(append.transaction.clone());
             out.push(Command::Store(Lane::Append, again));
@@ -264,7 +264,7 @@ impl Coordinator {
             answers.push((waiting.node.clone(), ToNode::Taken { life, first, number, outcomes }));
             waiting.move_on(number + 1);
         }
-        // Calls of a life that is over are answered so when their node sends them again.
+        // Calls of a life that is over are answered with that when their node sends them again.
         leading.waiting.retain(|waiting| {
             state.node_of(waiting.life) == Some(&waiting.node) && !waiting.pending().is_empty()
         });
@@ -291,7 +291,7 @@ fn owing<'a>(
     calls.chain(looking.iter().flat_map(|looking| looking.needs.iter().copied()))
 }
 
-/// The needs that are met, since what the life knew when it was asked is taken.
+/// Returns the needs that are met: all calls that the life knew when it was asked are taken.
 fn heard(state: &State, waiting: &Waiting) -> BTreeSet<Need> {
     let met = waiting.known.iter().filter(|(need, last)| state.taken_of(need.life()) >= **last);
     met.map(|(need, _)| *need).collect()
@@ -304,8 +304,8 @@ fn number(stored: &Option<Stored>) -> Option<u64> {
     }
 }
 
-/// Returns the outcomes of the calls from `first` to `last`. Each can be told again: a right that a call gave stays as it is
-/// until the caller itself gives it back.
+/// Returns the outcomes of the calls from `first` to `last`. Each can be sent again: a right that a call gave stays as it is until the
+/// caller itself gives it back.
 fn outcomes(
     state: &State,
     node: &NodeName,

@@ -16,9 +16,9 @@ pub const FOLLOW_TRANSACTIONS: usize = 64;
 /// The result of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// More is to be asked.
+    /// More has to be requested.
     More,
-    /// The copy is as of its revision, and nothing newer was there.
+    /// The copy is as of its revision, which was the newest.
     Current,
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Progress {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Copy {
     pub(super) state: Arc<State>,
-    /// The state is complete as of this revision; none: nothing was loaded.
+    /// The revision as of which the state is complete; `None`: nothing was loaded.
     pub(super) revision: Option<Revision>,
     loading: Option<Loading>,
 }
@@ -76,7 +76,7 @@ impl Copy {
                 self.loading = Some(Loading::default());
                 Progress::More
             }
-            // No answer came: the same is asked again.
+            // No answer came: the same request is sent again.
             _ => Progress::More,
         }
     }

@@ -1,7 +1,7 @@
 //! Look-ups, answered from memory after one shared read of the store.
 //!
-//! Owns: which lives have to publish before an answer, the read that shows the election, the answers. Does not own: what a node
-//! answers by itself (`node`).
+//! Owns: which lives have to publish before an answer, the read that shows the election, the answers. Does not own: the answers that a node
+//! gives by itself (`node`).
 
 use super::{Command, Coordinator, Lane, Phase, Why};
 use crate::key::{Key, Place};
@@ -16,13 +16,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemark_protocol::id::{Incarnation, NodeName};
 
-/// The longest wait of a call or a look-up for another node; then it is EIO. A waiting call holds its directory's lock on its node.
+/// The longest wait of a call or a look-up for another node; after that it fails with EIO. A waiting call holds its directory's lock on its
+/// node.
 pub const CALL_WAITS_MAX: Duration = Duration::from_secs(5);
 
 /// Look-ups of one node at a time: more than a node has threads. Others are dropped, and sent again by their node.
 pub const LOOKS_PER_NODE_MAX: usize = 1024;
 
-/// One look-up.
+/// A look-up.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Looking {
     pub(super) node: NodeName,
@@ -35,13 +36,13 @@ pub(super) struct Looking {
     pub(super) asked: BTreeSet<Incarnation>,
     /// The last call of a life when it was asked.
     pub(super) known: BTreeMap<Incarnation, u64>,
-    /// The read under way, or one that has ended, began after the question came.
+    /// Whether the pending or last read of the election began after the look-up came.
     confirming: bool,
     confirmed: bool,
 }
 
 impl Looking {
-    /// The answer, or the lives that have to publish first.
+    /// Returns the answer, or the lives that have to publish first.
     fn evaluate(&self, state: &State, rules: Rules) -> Result<Found, BTreeSet<Incarnation>> {
         let mut needs = BTreeSet::new();
         let mut need = |life: Option<Incarnation>| {
@@ -146,7 +147,7 @@ impl Coordinator {
         }
     }
 
-    /// Begins a read that shows who is elected, if look-ups wait for one and none is under way.
+    /// Begins a read of the election, if look-ups wait for one and none is pending.
     pub(super) fn confirm(&mut self, out: &mut Vec<Command>) {
         let Phase::Leading(leading) = &mut self.phase else { return };
         let wanted = leading.suspect || leading.looking.iter().any(|looking| !looking.confirmed);

@@ -1,6 +1,6 @@
 //! Members come, are declared gone, come back, and are written off.
 //!
-//! Owns: the changes that this makes, and the sweep of tombstones that rests on it. Does not own: detection.
+//! Owns: the changes that this makes, and the sweep of tombstones, which depends on it. Does not own: detection.
 
 use super::{Command, Coordinator, Phase};
 use crate::key::Key;
@@ -25,7 +25,7 @@ pub(super) enum Membership {
 }
 
 impl Membership {
-    /// The changes; none if it is as asked for, or cannot be.
+    /// Returns the changes; none if the membership is already as requested, or cannot become so.
     pub(super) fn changes(&self, state: &State, rules: Rules) -> Vec<Change> {
         match self {
             Self::Join { node, life, replaces } => {
@@ -33,9 +33,9 @@ impl Membership {
                 if present.map(|member| member.life) != *replaces || *replaces == Some(*life) {
                     return vec![];
                 }
-                // A node that had a life before says when it has published again what that one had not.
+                // A node that had an earlier life reports when it has published again what that life had not.
                 let standing = if present.is_some() { Standing::Returning } else { Standing::Present };
-                // A life that was over before anything of it was taken leaves what the node knows of the one before it.
+                // If nothing of a former life was taken, what the node knows of the life before that one stays.
                 let before = state.published(node).map(|last| match (last.number, last.before) {
                     (0, Some(before)) => before,
                     (number, _) => (last.life, number),
@@ -64,8 +64,8 @@ impl Membership {
     }
 }
 
-/// Removes tombstones that no former life can rest a change on, in directories that nobody has alone: a delegate counts versions
-/// from the names that it was given.
+/// Removes tombstones that no former life's change can depend on, in directories that no node has alone: a delegate counts versions from
+/// the names that it was given.
 fn sweep(state: &State, rules: Rules) -> Vec<Change> {
     if state.awaits_returns() && rules.has(Rule::Tombstones) {
         return vec![];

@@ -35,7 +35,7 @@ use tidemark_protocol::key::NodeLife;
 /// An event for a coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Take the role, whoever has it: nobody, or one that was declared gone.
+    /// Take the role, whether it is free or its holder was declared gone.
     TakeOver,
     Message {
         from: NodeName,
@@ -45,15 +45,15 @@ pub enum Event {
     Stored(Lane, Response),
     /// The life of a node is declared gone.
     Gone(NodeLife),
-    /// A node that was declared gone will not come back: what it had not published is given up.
+    /// A node that was declared gone will not come back: its unpublished changes are lost.
     WrittenOff(NodeName),
-    /// Time has passed: questions without an answer are asked again, and calls that waited too long are refused.
+    /// Time has passed: questions without an answer are sent again, and calls that waited too long are refused.
     Tick,
-    /// Remove tombstones that nobody needs.
+    /// Remove tombstones that no node needs.
     Sweep,
 }
 
-/// A command of the coordinator's.
+/// A command to the coordinator's host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     Store(Lane, Request),
@@ -62,7 +62,7 @@ pub enum Command {
         stamp: Stamp,
         message: ToNode,
     },
-    /// Serve nothing any more, and say why.
+    /// Stop serving, for this reason.
     Stop(Why),
 }
 
@@ -92,7 +92,7 @@ pub struct Coordinator {
     me: NodeLife,
     address: String,
     rules: Rules,
-    /// The greatest that was heard of: of an election, of a node, or of Tier-3.
+    /// The greatest known epoch: of an election, of a node, or of Tier-3.
     epoch: Epoch,
     copy: Copy,
     phase: Phase,
@@ -106,31 +106,31 @@ enum Phase {
     Stopped(Why),
 }
 
-/// The work under way of a coordinator that is elected.
+/// The pending work of a coordinator that is elected.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Leading {
     election: Revision,
     epoch: Epoch,
-    /// Sorted by arrival.
+    /// Waiting calls, sorted by arrival.
     waiting: Vec<Waiting>,
     looking: Vec<Looking>,
     membership: Vec<Membership>,
     append: Option<Append>,
-    /// A read is under way; and whether a node had shown before that it knows more than the copy.
+    /// Set while a read is pending: whether a node had shown before that it knows more than the copy.
     confirming: Option<bool>,
-    /// A node knows more than the copy: another is elected, or the store went back.
+    /// Whether a node knows more than the copy: another is elected, or the store went back.
     suspect: bool,
 }
 
 impl Coordinator {
-    /// A standby. `epoch`: the greatest that Tier-3 knows.
+    /// Makes a standby. `epoch`: the greatest that Tier-3 knows.
     #[must_use]
     pub fn new(me: NodeLife, address: String, epoch: Epoch, rules: Rules) -> Self {
         let phase = Phase::Standby { asked: false };
         Self { me, address, rules, epoch, copy: Copy::default(), phase }
     }
 
-    /// Whether this node believes to be elected.
+    /// Returns whether this node believes to be elected.
     #[must_use]
     pub fn leads(&self) -> bool {
         matches!(self.phase, Phase::Leading(_))
@@ -224,7 +224,7 @@ impl Coordinator {
         }
     }
 
-    /// Takes note of what a life knew when it was asked.
+    /// Notes the calls that a life knew when it was asked.
     fn known(
         &mut self,
         life: Incarnation,
@@ -254,7 +254,7 @@ impl Coordinator {
         }
     }
 
-    /// Does what can be done now: a transaction if none is under way, questions, answers to look-ups.
+    /// Does everything that is possible now: a transaction if none is pending, questions, answers to look-ups.
     fn advance(&mut self, now: Duration, out: &mut Vec<Command>) {
         self.append(now, out);
         self.answer_looks(now, out);
@@ -311,7 +311,7 @@ impl Coordinator {
         out.push(Command::Send { to, stamp: self.stamp(), message });
     }
 
-    /// Ends being the coordinator: another is elected. What waited is sent again by its nodes.
+    /// Steps down because another is elected. The nodes send their waiting calls again.
     fn step_down(&mut self) {
         self.phase = Phase::Standby { asked: false };
     }

@@ -14,11 +14,11 @@ use tidemark_protocol::id::Epoch;
 /// The steps of an election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Electing {
-    /// The present election is read. `tried`: the epoch of an election whose answer was lost.
+    /// The present election is being read. `tried`: the epoch of an election whose answer was lost.
     Reads { tried: Option<Epoch> },
-    /// The role is put.
+    /// The role is being put.
     Puts { epoch: Epoch },
-    /// The copy is brought up to the election.
+    /// The copy is being brought up to the election.
     CatchesUp { election: Revision, epoch: Epoch },
 }
 
@@ -94,8 +94,7 @@ impl Coordinator {
         self.catch_up(election, epoch, out);
     }
 
-    /// Leads as soon as the copy contains the election: everything that was written before is in it then, and nobody else
-    /// has written since.
+    /// Leads as soon as the copy contains the election: then it contains every earlier write, and no other node has written since.
     fn catch_up(&mut self, election: Revision, epoch: Epoch, out: &mut Vec<Command>) {
         let current = self.copy.revision.is_some_and(|revision| revision >= election);
         let enough = self.copy.revision.is_some() && !self.rules.has(Rule::CatchUp);
@@ -121,7 +120,7 @@ impl Coordinator {
         }
     }
 
-    /// The era and the transactions of the copy; none before anything was loaded.
+    /// Returns the era and the transactions of the copy; `None` before anything was loaded.
     fn last_known(&self) -> Option<(u64, u64)> {
         self.copy.state.era().map(|era| (era, self.copy.state.tick()))
     }
@@ -134,7 +133,7 @@ impl Coordinator {
         self.stop_if_back(known_era, known, found_era, found, out)
     }
 
-    /// Stops if what was found in the store is older than what is known, or of another era.
+    /// Stops if the state in the store is older than the known one, or of another era.
     pub(super) fn stop_if_back(
         &mut self,
         known_era: u64,

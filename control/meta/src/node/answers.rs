@@ -1,4 +1,4 @@
-//! What a node makes of the coordinator's messages.
+//! A node's reactions to the coordinator's messages.
 //!
 //! Owns: answers, questions and grants. Does not own: the return after a verdict (`coming_back`).
 
@@ -23,7 +23,7 @@ impl Node {
             ToNode::Joined { life, before } if life == self.life => self.joined(before, &mut out),
             ToNode::NotJoined { life, present } if life == self.life => {
                 if present == life && matches!(self.standing, Standing::Joining { .. }) {
-                    // Declared gone before this node heard that it was taken in.
+                    // Declared gone before this node learned that it was admitted.
                     self.standing = Standing::Over;
                     out.notices.push(Notice::Over);
                 } else if let Standing::Joining { replaces, sent } = &mut self.standing {
@@ -41,7 +41,7 @@ impl Node {
                 self.looked(super::Ticket(number), found, &mut out);
             }
             ToNode::Publish { life, asker, file } if life == self.life => {
-                // Whether it is held now or not: it may be again before the change is made for which this is asked.
+                // Whether the file is held now or not: it may be again before the change is made for which this is asked.
                 self.shared.extend(file);
                 let last = self.last_number();
                 out.messages.push(ToCoordinator::Known { life, asker, file, last });
@@ -49,20 +49,20 @@ impl Node {
             ToNode::GiveBack { life, id, version, force } if life == self.life => {
                 self.give_back(id, version, force);
             }
-            // Of a life before this one.
+            // The message belongs to an earlier life.
             _ => {}
         }
         out
     }
 
-    /// Follows the coordinator that speaks; false if the message does not count.
+    /// Follows the coordinator that speaks; returns false if the message does not count.
     fn follow(&mut self, stamp: Stamp, out: &mut Output) -> bool {
         if self.standing == Standing::Stopped || stamp.epoch < self.stamp.epoch {
             return false;
         }
         let newer = stamp.epoch > self.stamp.epoch;
         let other_era = self.stamp.era.is_some() && stamp.era != self.stamp.era;
-        // A new coordinator has everything that any coordinator before has answered for.
+        // A new coordinator has everything that any earlier coordinator has answered for.
         if other_era || newer && stamp.tick < self.stamp.tick {
             self.stop(out);
             return false;
@@ -103,7 +103,7 @@ impl Node {
             return;
         }
         if self.is_take_queued(id) {
-            // Taken, as it seems, and the answer is on its way. It is used once, or two nodes may take it from each other for ever.
+            // The file seems to be taken, and the answer is on its way. It is used once, or two nodes may take it from each other for ever.
             *self.wanted.entry(id).or_default() |= force;
             return;
         }
@@ -139,7 +139,7 @@ impl Node {
     fn made(&mut self, queued: Queued, done: Done, out: &mut Output) {
         let Queued { origin, ticket, call, .. } = queued;
         let Some(ticket) = ticket else {
-            // What was made here is known here; what a former life made becomes this one's.
+            // This life knows what it made itself; files that a former life made become this one's.
             if origin.0 != self.life {
                 self.learn(&call, &done);
             }
@@ -170,14 +170,13 @@ impl Node {
                 self.give_up_if_taken(&call);
                 self.open_parked(&call, out);
             }
-            // Its last name was taken away, by a change that came after the close in the one order.
+            // The file's last name was removed by a change that came after the close in the single order.
             (None, Refusal::NoInode) if call.inode().is_some() && origin.0 == self.life => {}
             (None, why) => out.notices.push(Notice::Conflict { origin, call, why }),
         }
     }
 
-    /// Gives a file back whose version was taken before the call that opened it was answered: its handle is stale from the
-    /// beginning.
+    /// Gives a file back if its version was taken before the call that opened it was answered: its handle is stale from the beginning.
     fn give_up_if_taken(&mut self, call: &Call) {
         let Call::Take { id, .. } = call else { return };
         match (self.held.get(id), self.wanted.get(id)) {
@@ -193,7 +192,7 @@ impl Node {
         }
     }
 
-    /// Goes on with calls to open a file that waited for `call`.
+    /// Continues calls to open a file that waited for `call`.
     fn open_parked(&mut self, call: &Call, out: &mut Output) {
         let Call::Take { id, .. } = call else { return };
         while let Some(at) = self.parked_take(*id) {
@@ -217,7 +216,7 @@ impl Node {
         }
     }
 
-    /// Takes what a call has given to this node.
+    /// Adopts the rights and names that a call has given to this node.
     fn learn(&mut self, call: &Call, done: &Done) {
         for (place, entry) in &done.entries {
             if let Some(directory) = self.directories.get_mut(&place.directory) {
@@ -231,7 +230,7 @@ impl Node {
         }
         if let Some(grant) = &done.grant
             && !self.is_recalled(grant.directory)
-            // Asked for twice: what was made there since is not in the second answer.
+            // Requested twice: entries that were made there since are not in the second answer.
             && !self.has_alone(grant.directory)
         {
             let names = grant.names.iter().cloned().collect();
@@ -241,7 +240,7 @@ impl Node {
     }
 
     fn learn_inode(&mut self, id: FileId, inode: &Inode, call: &Call) {
-        // Later calls on the inode are counted from what comes with the last of them.
+        // Later calls on the inode count from the version that comes with the last of them.
         let counts = |call: &Call| {
             matches!(call, Call::Close { .. } | Call::Take { .. } | Call::GiveBack { .. })
                 && call.inode() == Some(id)

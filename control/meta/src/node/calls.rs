@@ -1,4 +1,4 @@
-//! Which calls and look-ups a node answers by itself.
+//! The calls and look-ups that a node answers by itself.
 //!
 //! Owns: the decision, and the effect on what the node has alone. Does not own: the coordinator's view of the same call
 //! (`state::effect`), which must agree.
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use tidemark_protocol::id::FileId;
 
 impl Node {
-    /// Does a change. Bases and holders in `call` are filled in here.
+    /// Makes a change. Bases and holders in `call` are filled in here.
     pub fn call(&mut self, call: Call) -> Answer {
         match call {
             Call::Create { place, id, kind, attributes, .. } => {
@@ -69,7 +69,7 @@ impl Node {
                     return self.open_here(id, truncate);
                 }
                 if self.held.contains_key(&id) || self.is_take_queued(id) {
-                    // Behind the one that waits for the file, or for the take that is under way.
+                    // After the call that waits for the file, or for the pending take.
                     let ticket = self.ticket();
                     self.parked.push((ticket, call));
                     return Answer::Waits(ticket);
@@ -165,7 +165,7 @@ impl Node {
         Look::Waits(ticket)
     }
 
-    /// A name in a directory that this node has alone, and that no call under way may change.
+    /// Returns a name in a directory that this node has alone, if no pending call may change it.
     fn entry(&self, place: &Place) -> Option<Entry> {
         let directory = self.directories.get(&place.directory)?;
         (!self.is_busy(place)).then(|| directory.names.get(&place.name).copied().unwrap_or_default())
@@ -182,7 +182,7 @@ impl Node {
         self.own(id).is_some_and(|held| held.inode.links == 1)
     }
 
-    /// Takes the last name of a file away. Handles that are open go on.
+    /// Removes the last name of a file. Open handles stay.
     fn unname(&mut self, id: FileId) {
         if let Some(held) = self.held.get_mut(&id) {
             held.inode.links = 0;
@@ -211,7 +211,7 @@ impl Node {
     pub(super) fn give_back_file(&mut self, id: FileId, version: u64) {
         self.drop_file(id);
         self.push(None, Call::GiveBack { id, version });
-        // A client that waits here to open it is behind the other node now.
+        // A client that waits here to open the file now comes after the other node.
         self.queue_parked_take(id);
     }
 
@@ -222,12 +222,12 @@ impl Node {
         }
     }
 
-    /// The first call to open a file that waits for another one.
+    /// Returns the first call to open a file that waits for another one.
     pub(super) fn parked_take(&self, id: FileId) -> Option<usize> {
         self.parked.iter().position(|(_, call)| matches!(call, Call::Take { id: taken, .. } if *taken == id))
     }
 
-    /// Whether a give-back is queued: a grant that arrives after it is not used.
+    /// Returns whether a give-back is queued: a grant that arrives after it is not used.
     pub(super) fn is_recalled(&self, id: FileId) -> bool {
         let gives = |call: &Call| matches!(call, Call::GiveBack { id: given, .. } if *given == id);
         self.rules.has(Rule::RecalledGrant) && self.queue.iter().any(|queued| gives(&queued.call))

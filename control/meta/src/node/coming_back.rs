@@ -1,4 +1,4 @@
-//! What a node does when it was declared gone and is not.
+//! The return of a node that was declared gone and is not.
 //!
 //! Owns: which changes of the life that is over are published under the next one. Does not own: the conflicts' files, sessions
 //! that were superseded.
@@ -11,10 +11,10 @@ use crate::state::Call;
 use tidemark_protocol::id::Incarnation;
 
 impl Node {
-    /// Begins a new life after [`Notice::Over`]. [`Node::send`] asks for it to be taken in. Until then every call waits.
+    /// Begins a new life after [`Notice::Over`]. [`Node::send`] asks for its admission. Until then every call waits.
     ///
     /// # Panics
-    /// If the present life is not over: two lives of one node would be there at once.
+    /// If the present life is not over: two lives of one node would exist at once.
     pub fn come_back(&mut self, life: Incarnation) -> Vec<Notice> {
         assert!(self.is_over(), "life {} is not over", self.life);
         let mut out = Output::default();
@@ -24,7 +24,7 @@ impl Node {
         if self.former.is_none() {
             (self.former, self.returning) = (Some(old), queue.into());
         } else {
-            // The life that ended was never known here to be a member: nothing was answered for in it.
+            // This node never knew that the ended life was a member: no call was answered for in it.
             for ticket in queue.into_iter().filter_map(|queued| queued.ticket) {
                 out.notices.push(Notice::Answered(ticket, Err(Refusal::Unreachable)));
             }
@@ -34,7 +34,7 @@ impl Node {
         out.notices
     }
 
-    /// Takes the node's being a member. `before`: the life before, and its last call that was taken.
+    /// Notes that the node is a member. `before`: the former life, and its last call that was taken.
     pub(super) fn joined(&mut self, before: Option<(Incarnation, u64)>, out: &mut Output) {
         if !matches!(self.standing, Standing::Joining { .. }) {
             return;
@@ -56,7 +56,7 @@ impl Node {
         }
     }
 
-    /// Ends the rights that were given to a life.
+    /// Ends the rights of a former life.
     fn give_up_rights(&mut self, out: &mut Output) {
         self.sent = None;
         self.directories.clear();
@@ -75,8 +75,8 @@ impl Node {
         }
     }
 
-    /// Creations, closes and renames to free names are published again, on the versions that they rested on. What takes something
-    /// away is not.
+    /// Publishes a call of the former life again: creations, closes and renames to free names, on the versions that they depended on. Calls
+    /// that remove something are not published again.
     fn publish_again(&mut self, queued: Queued, out: &mut Output) {
         let Queued { origin, ticket, call, .. } = queued;
         if let Some(ticket) = ticket {

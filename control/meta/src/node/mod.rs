@@ -1,9 +1,10 @@
-//! A member's side: what it answers by itself, and what it publishes.
+//! A member's side: the calls that it answers by itself, and those that it publishes.
 //!
-//! Owns: the queue of calls, the directories and files that the node has alone, handles for writing, look-ups under way. Does
-//! not own: bytes, the journal that keeps this across restarts, when messages are sent again.
+//! Owns: the queue of calls, the directories and files that the node has alone, handles for writing, pending look-ups. Does not own: bytes,
+//! the journal that keeps this across restarts, when messages are sent again.
 //!
-//! `calls` decides what is answered at once, `answers` takes what the coordinator says, `coming_back` is for after a verdict.
+//! `calls` decides which calls are answered at once, `answers` handles the coordinator's messages, `coming_back` is for the time after a
+//! verdict.
 
 mod answers;
 mod calls;
@@ -26,13 +27,13 @@ pub const CALLS_PER_PUBLICATION: usize = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// A change that this node has answered for before it was published: the life that did, and the number it had.
+/// Identity of a change that this node has answered for before it was published: the life that did so, and the call's number in it.
 pub type Origin = (Incarnation, u64);
 
 /// The immediate answer to a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// The change counts from now on and is published later; no origin if nothing is to be published.
+    /// The change counts from now on and is published later; `None` if there is nothing to publish.
     Done(Option<Origin>),
     Refused(Refusal),
     /// [`Notice::Answered`] follows.
@@ -52,7 +53,7 @@ pub enum Look {
 pub enum Notice {
     Answered(Ticket, Result<Done, Refusal>),
     Looked(Ticket, Found),
-    /// A call to open a file is answered by this node itself, after all.
+    /// The node itself answers a waiting call to open a file, after all.
     Opened(Ticket, Option<Origin>),
     /// A change that was answered for was not taken: its bytes belong into the conflicts.
     Conflict {
@@ -60,14 +61,14 @@ pub enum Notice {
         call: Call,
         why: Refusal,
     },
-    /// A change that was answered for is not published after a verdict, since it takes something away.
+    /// A change that was answered for is not published after a verdict, since it removes something.
     Logged {
         origin: Origin,
         call: Call,
     },
-    /// This life is over. What is answered for from now on is published under the next life, if it still can be.
+    /// The node's life is over. Changes that are answered for from now on are published under the next life, if possible.
     Over,
-    /// The metadata is older than what this node knows to be taken: serve what is here, refuse the rest.
+    /// The metadata is older than what this node knows to be taken: it serves what is here, and refuses the rest.
     WentBack,
 }
 
@@ -78,12 +79,12 @@ pub struct Output {
     pub notices: Vec<Notice>,
 }
 
-/// A call that the node has no answer to.
+/// A call without an answer yet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Queued {
     pub number: u64,
     pub origin: Origin,
-    /// The waiting client's; none if the call was answered for before.
+    /// The ticket of the waiting client; `None` if the call was answered for before.
     pub ticket: Option<Ticket>,
     pub call: Call,
 }
@@ -100,9 +101,9 @@ enum Standing {
 /// A file that this node has alone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Held {
-    /// The inode after all that is queued.
+    /// The inode after all queued calls.
     inode: Inode,
-    /// Handles that may write.
+    /// Number of open handles that may write.
     writers: u32,
 }
 
@@ -110,7 +111,7 @@ struct Held {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Directory {
     version: u64,
-    /// The names after all that is queued.
+    /// The names after all queued calls.
     names: BTreeMap<Name, Entry>,
 }
 
@@ -132,29 +133,29 @@ pub struct Node {
     files_made: u64,
     tickets: u64,
     queue: VecDeque<Queued>,
-    /// The queue of the life before, until this one is taken in.
+    /// The queue of the former life, until the present one is admitted.
     returning: Vec<Queued>,
-    /// The life that queued it.
+    /// The life that queued these calls.
     former: Option<Incarnation>,
     /// The last call that has an answer.
     answered: u64,
-    /// The last call of the publication under way.
+    /// The last call of the pending publication.
     sent: Option<u64>,
     /// Calls that were refused as busy, to be queued again.
     parked: Vec<(Ticket, Call)>,
     directories: BTreeMap<FileId, Arc<Directory>>,
     held: BTreeMap<FileId, Held>,
-    /// Files that another node has changed in this life, or asked to: they are not answered for from memory.
+    /// Files that another node has changed in this life, or asked to change: this node does not answer for them from memory.
     shared: BTreeSet<FileId>,
-    /// Files that are given back when their last writer closes; or, if true, as soon as the call to open it is answered.
+    /// Files to give back: when their last writer closes or, if true, as soon as the call to open them is answered.
     wanted: BTreeMap<FileId, bool>,
-    /// Handles on versions that were taken from under them.
+    /// Number of open handles by file on versions to which the node has lost its right.
     stale: BTreeMap<FileId, u32>,
     looking: BTreeMap<Ticket, Looking>,
 }
 
 impl Node {
-    /// A node in its life `life`, which no node had before. `replaces`: the life of this node before, if it knows of one.
+    /// Makes a node in its life `life`, a number that no node had before. `replaces`: the former life of this node, if it knows of one.
     #[must_use]
     pub fn new(life: Incarnation, replaces: Option<Incarnation>, rules: Rules) -> Self {
         Self {
@@ -179,53 +180,53 @@ impl Node {
         }
     }
 
-    /// The present life, or the last one.
+    /// Returns the present life, or the last one.
     #[must_use]
     pub fn life(&self) -> Incarnation {
         self.life
     }
 
-    /// The stamp of each message.
+    /// Returns the stamp of each message.
     #[must_use]
     pub fn stamp(&self) -> Stamp {
         self.stamp
     }
 
-    /// Calls without an answer, in their order.
+    /// Iterates over calls without an answer, in their order.
     pub fn queue(&self) -> impl Iterator<Item = &Queued> {
         self.queue.iter()
     }
 
-    /// The queue of a life that is over, until the next one is taken in.
+    /// Iterates over the queue of a life that is over, until the next one is admitted.
     pub fn returning(&self) -> impl Iterator<Item = &Queued> {
         self.returning.iter()
     }
 
-    /// Whether this node knows that its life is over.
+    /// Returns whether this node knows that its life is over.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.standing == Standing::Over
     }
 
-    /// Whether the cluster has the node as a member, as far as the node knows.
+    /// Returns whether the node is a member, as far as it knows.
     #[must_use]
     pub fn is_member(&self) -> bool {
         self.standing == Standing::Member
     }
 
-    /// Whether the node has a directory alone.
+    /// Returns whether the node has a directory alone.
     #[must_use]
     pub fn has_alone(&self, directory: FileId) -> bool {
         self.directories.contains_key(&directory)
     }
 
-    /// Handles of a file that may write.
+    /// Returns the number of handles of a file that may write.
     #[must_use]
     pub fn writers(&self, id: FileId) -> u32 {
         self.held.get(&id).map_or(0, |held| held.writers) + self.stale.get(&id).copied().unwrap_or(0)
     }
 
-    /// Whether messages are due that were not sent.
+    /// Returns whether messages are due that were not sent.
     #[must_use]
     pub fn has_to_send(&self) -> bool {
         match self.standing {
@@ -238,7 +239,7 @@ impl Node {
         }
     }
 
-    /// Whether an answer is awaited.
+    /// Returns whether an answer is awaited.
     #[must_use]
     pub fn awaits(&self) -> bool {
         matches!(self.standing, Standing::Joining { sent: true, .. })
@@ -247,19 +248,19 @@ impl Node {
             || !self.parked.is_empty()
     }
 
-    /// Whether a call was refused as busy and is to be tried again.
+    /// Returns whether a call was refused as busy and is to be tried again.
     #[must_use]
     pub fn is_parked(&self) -> bool {
         !self.parked.is_empty()
     }
 
-    /// An identity for a new file, which nobody is asked for.
+    /// Makes an identity for a new file, without asking another node.
     pub fn new_id(&mut self) -> FileId {
         self.files_made += 1;
         FileId { incarnation: self.life, counter: FileCounter(self.files_made) }
     }
 
-    /// Messages that are due: a publication of what is queued if none is under way, look-ups that were not sent, a join.
+    /// Returns the messages that are due: a publication of queued calls if none is pending, look-ups that were not sent, a join.
     pub fn send(&mut self) -> Vec<ToCoordinator> {
         let mut messages = vec![];
         match &mut self.standing {
@@ -289,7 +290,7 @@ impl Node {
         messages
     }
 
-    /// Has everything without an answer sent again: one may have been lost.
+    /// Marks everything without an answer to be sent again: an answer may have been lost.
     pub fn again(&mut self) {
         self.sent = None;
         if let Standing::Joining { sent, .. } = &mut self.standing {
@@ -299,7 +300,7 @@ impl Node {
             looking.sent = false;
         }
         for (ticket, call) in std::mem::take(&mut self.parked) {
-            // One that waits for another of this node stays until that has its answer.
+            // A call that waits for another call of this node stays until that one has its answer.
             let waits = call.inode().is_some_and(|id| {
                 matches!(call, Call::Take { .. }) && (self.held.contains_key(&id) || self.is_take_queued(id))
             });
@@ -327,7 +328,7 @@ impl Node {
         Ticket(self.tickets)
     }
 
-    /// Whether a call under way may change the name.
+    /// Returns whether a pending call may change the name.
     fn is_busy(&self, place: &Place) -> bool {
         let mut waiting = self.queue.iter().filter(|queued| queued.ticket.is_some());
         self.rules.has(crate::rules::Rule::BusyNames)
@@ -335,20 +336,20 @@ impl Node {
                 || self.parked.iter().any(|(_, call)| call.places().any(|busy| busy == place)))
     }
 
-    /// Whether a call under way may change the inode.
+    /// Returns whether a pending call may change the inode.
     fn is_inode_busy(&self, id: FileId) -> bool {
         let mut waiting = self.queue.iter().filter(|queued| queued.ticket.is_some());
         waiting.any(|queued| queued.call.inode() == Some(id))
             || self.parked.iter().any(|(_, call)| call.inode() == Some(id))
     }
 
-    /// Whether a client's call to open the file is under way.
+    /// Returns whether a client's call to open the file is pending.
     fn is_take_queued(&self, id: FileId) -> bool {
         let takes = |call: &Call| matches!(call, Call::Take { id: taken, .. } if *taken == id);
         self.queue.iter().any(|queued| queued.ticket.is_some() && takes(&queued.call))
     }
 
-    /// A file that this node may answer for and change without asking.
+    /// Returns a file that this node may answer for and change without asking.
     fn own(&self, id: FileId) -> Option<&Held> {
         let shared = self.shared.contains(&id) && self.rules.has(crate::rules::Rule::SharedFiles);
         self.held.get(&id).filter(|_| !shared && !self.is_inode_busy(id))

@@ -1,4 +1,4 @@
-//! Changes that a node asks for, and the reasons for which one is refused.
+//! Changes that a node requests, and the reasons for refusing one.
 //!
 //! Owns: calls and refusals as values. Does not own: their effect (`effect`).
 
@@ -7,7 +7,7 @@ use crate::value::{Attributes, Kind, SealSummary};
 use serde::{Deserialize, Serialize};
 use tidemark_protocol::id::{FileId, Incarnation};
 
-/// A change. A base is the version that the caller saw; none: whatever is there when the call is taken.
+/// A change. A base is the version that the caller saw; `None`: the version at the time when the call is taken.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Call {
     /// Makes a file or a directory, exclusively. The caller has it alone.
@@ -62,17 +62,17 @@ pub enum Call {
     Delegate {
         directory: FileId,
     },
-    /// Ends the caller's acting alone on a file or a directory, as of that version.
+    /// Ends the caller's exclusive right to a file or a directory, as of that version.
     GiveBack {
         id: FileId,
         version: u64,
     },
-    /// All that a former life had not published was published again, or given up.
+    /// Everything that a former life had not published was published again, or dropped.
     Returned,
 }
 
 impl Call {
-    /// The names that the call changes.
+    /// Iterates over the names that the call changes.
     pub fn places(&self) -> impl Iterator<Item = &Place> {
         let (first, second) = match self {
             Self::Create { place, .. }
@@ -85,7 +85,7 @@ impl Call {
         first.into_iter().chain(second)
     }
 
-    /// The inode that the call names by its identity.
+    /// Returns the inode that the call names by its identity.
     #[must_use]
     pub fn inode(&self) -> Option<FileId> {
         match self {

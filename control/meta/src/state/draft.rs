@@ -9,7 +9,7 @@ use crate::value::{Entry, Inode, Value};
 use std::collections::BTreeMap;
 use tidemark_protocol::id::FileId;
 
-/// A state and the changes of the calls before.
+/// A state and the changes of the earlier calls.
 #[derive(Debug)]
 pub(super) struct Draft<'a> {
     pub(super) state: &'a State,
@@ -37,7 +37,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Whether no name of `directory` leads anywhere. Costs the directory's names and this draft's changes.
+    /// Returns whether no name of `directory` leads anywhere. Costs the directory's names and this draft's changes.
     pub(super) fn is_empty(&self, directory: FileId) -> bool {
         let kept = self
             .state
@@ -58,7 +58,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The number of keys if `more` were added.
+    /// Returns the number of keys if `more` were added.
     pub(super) fn keys_with(&self, more: &[Change]) -> usize {
         self.changes.len() + more.iter().filter(|(key, _)| !self.changes.contains_key(key)).count()
     }

@@ -1,4 +1,4 @@
-//! The changes of one call, or what has to happen first.
+//! The changes of one call, or the acts that have to come first.
 //!
 //! Owns: the meaning of each call. Does not own: the order of calls and the chain of a node's numbers (`plan`).
 
@@ -17,12 +17,12 @@ use tidemark_protocol::id::{FileId, Incarnation, NodeName};
 pub enum Need {
     /// The life gives back a file or directory. `force`: also a file that is open for writing.
     GiveBack { life: Incarnation, id: FileId, version: u64, force: bool },
-    /// The life publishes what it knows, and answers for the file from its own memory no more.
+    /// The life publishes what it knows, and no longer answers for the file from its own memory.
     Publish { life: Incarnation, file: FileId },
 }
 
 impl Need {
-    /// The life that has to act.
+    /// Returns the life that has to act.
     #[must_use]
     pub fn life(self) -> Incarnation {
         match self {
@@ -52,12 +52,12 @@ pub(super) struct Caller<'a> {
     pub(super) life: Incarnation,
     /// The needs of this call that were met by a publication.
     pub(super) heard: &'a BTreeSet<Need>,
-    /// The nodes that were waited for in vain.
+    /// Whether the call has waited for other nodes as long as it may.
     pub(super) expired: bool,
     pub(super) rules: Rules,
 }
 
-/// One call at work.
+/// A call at work.
 struct Work<'a> {
     draft: &'a Draft<'a>,
     caller: Caller<'a>,
@@ -65,10 +65,10 @@ struct Work<'a> {
     changes: Vec<Change>,
 }
 
-/// The changes of one call on top of a draft.
+/// Returns the changes of one call on top of a draft.
 ///
 /// # Errors
-/// [`Waits`] if it is refused, or if other lives have to act first.
+/// [`Waits`] if the call is refused, or if other lives have to act first.
 pub(super) fn effect(draft: &Draft<'_>, caller: Caller<'_>, call: &Call) -> Result<Vec<Change>, Waits> {
     let mut work = Work { draft, caller, needs: BTreeSet::new(), changes: vec![] };
     work.make(call)?;
@@ -151,7 +151,7 @@ impl Work<'_> {
                 self.put_inode(*directory, inode);
             }
             Call::GiveBack { id, version } => {
-                // An inode that is gone, or of another version, is not the caller's any more.
+                // An inode that is gone, or has another version, is not the caller's any more.
                 if let Some(inode) = self.draft.inode(*id)
                     && (inode.holder, inode.alone, inode.version) == (self.caller.life, true, *version)
                 {
@@ -237,7 +237,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Whether `directory` is `top` or lies below it. Costs the depth.
+    /// Returns whether `directory` is `top` or lies below it. Costs the depth.
     fn lies_below(&self, directory: FileId, top: FileId) -> bool {
         let mut at = directory;
         loop {
@@ -251,7 +251,7 @@ impl Work<'_> {
         }
     }
 
-    /// Takes a name away from a file.
+    /// Removes a name of a file.
     fn unname(&mut self, target: Target) -> Result<(), Waits> {
         let mut inode = self.file(target.id)?.clone();
         self.holder_publishes(target.id, &inode);
@@ -262,13 +262,13 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Takes an empty directory away.
+    /// Removes an empty directory.
     fn unname_directory(&mut self, target: Target) -> Result<(), Waits> {
         if target.kind == Kind::File {
             return Err(Refusal::NotDirectory.into());
         }
         let inode = self.directory(target.id)?.clone();
-        // The caller too: until then it makes names there unasked.
+        // The caller, too: until then it makes names there without asking.
         if let Some(life) = self.draft.state.alone(&inode)
             && self.caller.rules.has(Rule::EmptyForAll)
         {
@@ -280,7 +280,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Has the directory of a name given back, and looks at the name.
+    /// Requires that the directory of a name is given back, and returns the name's entry.
     fn reach(&mut self, place: &Place, base: Option<u64>) -> Result<Entry, Waits> {
         let inode = self.directory(place.directory)?.clone();
         if let Some(life) = self.draft.state.alone(&inode).filter(|life| *life != self.caller.life)
@@ -289,7 +289,7 @@ impl Work<'_> {
         {
             let id = place.directory;
             self.needs.insert(Need::GiveBack { life, id, version: inode.version, force: false });
-            // What the delegate has not published may change the answer.
+            // Changes that the delegate has not published may change the answer.
             return Err(Waits::For(std::mem::take(&mut self.needs)));
         }
         let entry = self.draft.entry(place);

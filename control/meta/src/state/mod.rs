@@ -1,4 +1,4 @@
-//! The metadata as one value: the tree, the members, how far each was taken.
+//! The metadata as one value: the tree, the members, the progress of each.
 //!
 //! Owns: the state and how changes are applied to it. Does not own: which changes a call makes (`effect`), how calls become a
 //! transaction (`plan`), who may write (`coordinator`).
@@ -18,7 +18,7 @@ use crate::value::{Entry, Inode, Member, Published, Standing, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemark_protocol::id::{FileId, Incarnation, NodeName};
 
-/// Everything that the store holds, but the coordinator's role, as of one revision.
+/// Everything that the store holds as of one revision, except the coordinator's role.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct State {
     era: Option<u64>,
@@ -34,37 +34,37 @@ pub struct State {
 }
 
 impl State {
-    /// The era; none before anything was applied.
+    /// Returns the era; `None` before anything was applied.
     #[must_use]
     pub fn era(&self) -> Option<u64> {
         self.era
     }
 
-    /// Transactions of this era.
+    /// Returns the number of transactions of this era.
     #[must_use]
     pub fn tick(&self) -> u64 {
         self.tick
     }
 
-    /// Directories that were moved to another parent.
+    /// Returns the number of directories that were moved to another parent.
     #[must_use]
     pub fn moves(&self) -> u64 {
         self.moves
     }
 
-    /// All members by name.
+    /// Returns all members by name.
     #[must_use]
     pub fn members(&self) -> &BTreeMap<NodeName, Member> {
         &self.members
     }
 
-    /// The node whose present life this is; none if the life is over or unknown.
+    /// Returns the node whose present life this is; `None` if the life is over or unknown.
     #[must_use]
     pub fn node_of(&self, life: Incarnation) -> Option<&NodeName> {
         self.lives.get(&life)
     }
 
-    /// Whether a life was declared gone and has not yet said all that it had not published.
+    /// Returns whether a life was declared gone whose unpublished changes are still to come.
     #[must_use]
     pub fn awaits_returns(&self) -> bool {
         self.members.values().any(|member| member.standing != Standing::Present)
@@ -89,35 +89,35 @@ impl State {
         published.map_or(0, |published| published.number)
     }
 
-    /// An inode.
+    /// Returns an inode.
     #[must_use]
     pub fn inode(&self, id: FileId) -> Option<&Inode> {
         self.inodes.get(&id)
     }
 
-    /// A name, absent at version 0 if nothing is known of it.
+    /// Returns a name's entry, absent at version 0 if the name is unknown.
     #[must_use]
     pub fn entry(&self, place: &Place) -> Entry {
         self.names.get(&place.directory).and_then(|names| names.get(&place.name)).copied().unwrap_or_default()
     }
 
-    /// All names of a directory, tombstones included.
+    /// Iterates over all names of a directory, tombstones included.
     pub fn entries(&self, directory: FileId) -> impl Iterator<Item = (&Name, &Entry)> {
         self.names.get(&directory).into_iter().flatten()
     }
 
-    /// Names that were removed and whose tombstone is kept.
+    /// Iterates over removed names whose tombstone is kept.
     pub fn tombstones(&self) -> impl Iterator<Item = &Place> {
         self.tombstones.iter()
     }
 
-    /// The present life that may act alone on an inode.
+    /// Returns the present life that may act alone on an inode.
     #[must_use]
     pub fn alone(&self, inode: &Inode) -> Option<Incarnation> {
         (inode.alone && self.lives.contains_key(&inode.holder)).then_some(inode.holder)
     }
 
-    /// The value that a key has here; none for the coordinator's role, which is not kept.
+    /// Returns the value of a key in this state; `None` for the coordinator's role, which is not kept here.
     #[must_use]
     pub fn value(&self, key: &Key) -> Option<Value> {
         match key {
@@ -135,7 +135,7 @@ impl State {
         }
     }
 
-    /// Makes changes that the store has taken.
+    /// Applies changes that the store has taken.
     ///
     /// # Panics
     /// If a value does not fit its key: values are checked where they are read.

@@ -1,4 +1,4 @@
-//! How the calls of many nodes become one transaction.
+//! Forms one transaction from the calls of many nodes.
 //!
 //! Owns: the chain of each node's numbers, the bounds of a transaction, its compares. Does not own: the meaning of a call
 //! (`effect`), sending it (the coordinator).
@@ -15,7 +15,7 @@ use crate::value::Value;
 use std::collections::BTreeSet;
 use tidemark_protocol::id::{Incarnation, NodeName};
 
-/// Keys in one transaction: what etcd takes without a setting (`--max-txn-ops`).
+/// Most keys in one transaction: etcd takes as many without a setting (`--max-txn-ops`).
 pub const TRANSACTION_KEYS_MAX: usize = 128;
 
 /// Keys that a transaction's bounds leave free: the tick's change, and the compares of the era and the election, since etcd counts
@@ -29,7 +29,7 @@ pub const TRANSACTION_BYTES_MAX: usize = 1 << 20;
 /// Calls of one node in one transaction, so that one node with a long queue leaves room for others.
 pub const TAKEN_AT_ONCE_MAX: usize = 64;
 
-/// The calls of one node that wait.
+/// The waiting calls of one node.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
     pub node: &'a NodeName,
@@ -41,13 +41,13 @@ pub struct Batch<'a> {
     pub calls: &'a [Call],
     /// The needs of the first call that were met by a publication.
     pub heard: &'a BTreeSet<Need>,
-    /// The node has to answer others: a call that would wait is refused as busy, or both would wait for each other.
+    /// Whether the node owes other nodes an answer. If so, a call that would wait is refused as busy, or both would wait for each other.
     pub owes: bool,
-    /// The first call has waited as long as a call may.
+    /// Whether the first call has waited as long as a call may.
     pub expired: bool,
 }
 
-/// A call that other lives hold up.
+/// A call that waits for other lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wait {
     pub node: NodeName,
@@ -58,14 +58,14 @@ pub struct Wait {
 /// The result of planning.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// The transaction; none if nothing changes.
+    /// The transaction; `None` if nothing changes.
     pub transaction: Option<Transaction>,
-    /// The nodes of which something is taken.
+    /// The nodes of which calls are taken.
     pub taken: Vec<NodeName>,
     pub waits: Vec<Wait>,
 }
 
-/// Forms the next transaction from what waits, in the order of `batches`, after the changes in `first`. Calls are taken as long as
+/// Forms the next transaction from the waiting calls, in the order of `batches`, after the changes in `first`. Calls are taken as long as
 /// they fit; the rest stays for the next transaction. The result depends on nothing else.
 #[must_use]
 pub fn plan(
@@ -83,7 +83,7 @@ pub fn plan(
     draft.add(first);
     let mut plan = Plan::default();
     for batch in batches {
-        // A verdict in this very transaction ends the life.
+        // A verdict in the same transaction ends the life.
         let member = Key::Member(batch.node.clone());
         if draft.contains(&member) || (rules.has(Rule::Life) && state.node_of(batch.life) != Some(batch.node))
         {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// The fate of the next request that changes something.
+/// The fate of the next request that writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// Performed, and the answer is lost.
@@ -36,7 +36,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// A store that contains `entries` at revision 1.
+    /// Makes a store that contains `entries` at revision 1.
     #[must_use]
     pub fn new(entries: Vec<(Key, Value)>) -> Self {
         let revision = Revision(1);
@@ -44,35 +44,35 @@ impl Memory {
         Self { revision, keys: Arc::new(keys), compacted: revision, ..Self::default() }
     }
 
-    /// Every key with its value, in order.
+    /// Iterates over every key with its value, in order.
     pub fn entries(&self) -> impl Iterator<Item = (&Key, &Value)> {
         self.keys.iter().map(|(key, stored)| (key, &stored.value))
     }
 
-    /// A key's value.
+    /// Returns a key's value.
     #[must_use]
     pub fn get(&self, key: &Key) -> Option<&Value> {
         self.keys.get(key).map(|stored| &stored.value)
     }
 
-    /// The newest revision.
+    /// Returns the newest revision.
     #[must_use]
     pub fn revision(&self) -> Revision {
         self.revision
     }
 
-    /// Sets the fate of the next request that changes something.
+    /// Sets the fate of the next request that writes.
     pub fn inject(&mut self, fault: Option<Fault>) {
         self.next = fault;
     }
 
-    /// The number of requests that were delayed and not yet performed.
+    /// Returns the number of requests that were delayed and not yet performed.
     #[must_use]
     pub fn delayed(&self) -> usize {
         self.delayed.len()
     }
 
-    /// Performs the oldest delayed request. Its answer reaches nobody.
+    /// Performs the oldest delayed request. The answer is dropped.
     pub fn release(&mut self) {
         if !self.delayed.is_empty() {
             let request = self.delayed.remove(0);
@@ -88,13 +88,13 @@ impl Memory {
         }
     }
 
-    /// The content now.
+    /// Returns the present content.
     #[must_use]
     pub fn backup(&self) -> Backup {
         Backup(Arc::clone(&self.keys))
     }
 
-    /// Puts an older content back. The revision goes on rising, as that of a restored etcd may.
+    /// Restores an older content. The revision still rises, as that of a restored etcd may.
     pub fn restore(&mut self, backup: &Backup) {
         self.keys = Arc::clone(&backup.0);
         self.revision = Revision(self.revision.0 + 1);

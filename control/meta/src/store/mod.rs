@@ -1,10 +1,10 @@
-//! What the metadata asks of a store: elect, append if still elected, load at a revision, follow.
+//! The store that the metadata needs: elect, append if still elected, load at a revision, follow.
 //!
 //! Owns: requests and answers as values, and the trait. Does not own: a connection, a clock, or what the values mean.
 //!
-//! A store keeps its keys under one ever-rising revision. The coordinator's election is the revision at which
-//! [`Key::Coordinator`] was last put. The create revision would not do: a put over a key that is there keeps it, so one who was
-//! replaced by a compare and a put would not be fenced.
+//! A store keeps its keys under one ever-rising revision. The coordinator's election is the revision at which [`Key::Coordinator`] was last
+//! put. The create revision would not do: a put over an existing key keeps it, so a coordinator that was replaced by a compare and a put
+//! would not be fenced.
 
 mod memory;
 
@@ -27,7 +27,7 @@ impl fmt::Display for Revision {
 /// A condition of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Compare {
-    /// The key has this value; none: it is absent.
+    /// The key has this value; `None`: it is absent.
     Is(Key, Option<Value>),
     /// The coordinator's election is this one.
     Elected(Revision),
@@ -43,7 +43,7 @@ pub struct Transaction {
 /// A request to a store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Request {
-    /// Puts `role` if the present election is `over`; none: if nobody is elected.
+    /// Puts `role` if the present election is `over`; `None`: if no node is elected.
     Elect {
         over: Option<Revision>,
         role: Role,
@@ -51,13 +51,13 @@ pub enum Request {
     Append(Transaction),
     /// Reads keys, linearizably.
     Read(Vec<Key>),
-    /// A page of all keys in their order, after `after`, at `at`; none: at the present revision.
+    /// Reads a page of all keys in their order, after `after`, at `at`; `None`: at the present revision.
     Load {
         at: Option<Revision>,
         after: Option<Key>,
         limit: usize,
     },
-    /// Changes after a revision, oldest first, whole transactions only.
+    /// Reads changes after a revision, oldest first, whole transactions only.
     Follow {
         after: Revision,
         limit: usize,
@@ -92,12 +92,12 @@ pub enum Response {
         to: Revision,
         changes: Vec<Change>,
     },
-    /// The history that was asked for is not kept any more.
+    /// The requested history is not kept any more.
     Compacted,
 }
 
-/// A fenced, ordered store. An adapter for a network performs a [`Request`] when it can, and hands the [`Response`] to the
-/// coordinator as an event; this trait is the same for stores in this process.
+/// A fenced, ordered store. A network adapter performs a [`Request`] when it can, and passes the [`Response`] to the coordinator as an
+/// event; this trait is the same for stores in this process.
 pub trait Store {
     /// Performs one request.
     fn serve(&mut self, request: &Request) -> Response;

@@ -1,7 +1,7 @@
-//! What an outside observer was promised.
+//! The promises to an outside observer.
 //!
-//! Owns: a plain map of the tree in the order of the store, changes that were answered for and not yet taken, look-ups under way,
-//! and the judgement. Does not own: any part of the code under test; versions and names are counted here anew.
+//! Owns: a plain map of the tree in the order of the store, changes that were answered for and not yet taken, pending look-ups, and the
+//! judgement. Does not own: any part of the code under test; versions and names are counted here anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tidemark_meta::key::{Key, Place, ROOT};
@@ -42,7 +42,7 @@ impl Tree {
         self.names.get(place).and_then(|(id, _)| *id)
     }
 
-    /// The directory of that name, wherever it is.
+    /// Returns the directory of that name, wherever it is.
     pub(crate) fn directory(&self, name: &str) -> Option<FileId> {
         let mut found = self.names.iter().filter(|(place, _)| place.name.as_bytes() == name.as_bytes());
         found.find_map(|(_, (id, _))| id.filter(|id| self.directories.contains_key(id)))
@@ -81,7 +81,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes a change that counts. What cannot be is a fault of whoever let it count.
+    /// Makes a change that counts. An impossible change is an error of the node or coordinator that let it count.
     fn apply(&mut self, life: Incarnation, call: &Call) -> Verdict {
         for place in call.places() {
             if !self.directories.contains_key(&place.directory) {
@@ -182,16 +182,16 @@ impl Tree {
     }
 }
 
-/// A change that was answered for, and what it rested on.
+/// A change that was answered for, and the versions that it depended on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Acked {
     call: Call,
     names: Vec<u32>,
-    /// The version and the checksum of a file's bytes: attributes are no part of what a close rests on.
+    /// The version and the checksum of a file's bytes: a close does not depend on attributes.
     bytes: Option<Bytes>,
 }
 
-/// A look-up under way, and what it may find.
+/// A pending look-up, and its possible results.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Read {
     life: Incarnation,
@@ -199,7 +199,7 @@ struct Read {
     place: Place,
     ids: BTreeSet<Option<FileId>>,
     bytes: BTreeSet<(FileId, Bytes)>,
-    /// Apart from the bytes: a change of the one commutes with a change of the other, so either may be seen first.
+    /// Kept apart from the bytes: a change of the one commutes with a change of the other, so either may be seen first.
     modes: BTreeSet<(FileId, u32)>,
     no_directory: bool,
 }
@@ -223,12 +223,12 @@ impl Ghost {
         ghost
     }
 
-    /// The tree that anybody who asks now has to see.
+    /// Returns the tree that every client that asks now has to see.
     pub(crate) fn effective(&self) -> Tree {
         let mut tree = self.taken.clone();
         for ((life, _), acked) in &self.acked {
             if self.living.contains(life) {
-                // Judged when it was answered for; two that exclude each other are judged when one is taken.
+                // Judged when it was answered for; if two exclude each other, they are judged when one is taken.
                 let _ = tree.apply(*life, &acked.call);
             }
         }
@@ -241,7 +241,7 @@ impl Ghost {
         (names, closed.and_then(|id| tree.bytes(id)))
     }
 
-    /// A node has answered for a change by itself.
+    /// Notes that a node has answered for a change by itself.
     pub(crate) fn acked(&mut self, origin: Origin, call: &Call) -> Verdict {
         let living = self.living.contains(&origin.0);
         let mut tree =
@@ -256,7 +256,7 @@ impl Ghost {
         Ok(())
     }
 
-    /// The store has taken a call, or has taken note that it is refused. `origin`: of a change that was answered for before.
+    /// Notes that the store has taken a call, or its refusal. `origin`: set if the change was answered for before.
     pub(crate) fn taken(
         &mut self,
         origin: Option<Origin>,
@@ -274,7 +274,7 @@ impl Ghost {
                 return Err(format!("a change that was answered for is refused ({why}): {call:?}"));
             }
             (Some(_), Some(_)) => {
-                // A former life's: it becomes a conflict, and stays until the node says so.
+                // A former life's change: it becomes a conflict, and stays until the node reports that.
                 if let (Some(origin), Some((_, acked))) = (origin, before) {
                     self.acked.insert(origin, acked);
                 }
@@ -300,7 +300,7 @@ impl Ghost {
         Ok(())
     }
 
-    /// A change that was answered for became a conflict or was logged, and its node says so.
+    /// Notes that a node reported a change that was answered for as a conflict or as logged.
     pub(crate) fn given_up(&mut self, origin: Origin) -> Verdict {
         if self.living.contains(&origin.0) {
             return Err("a change became a conflict although its node was never declared gone".into());
@@ -309,7 +309,7 @@ impl Ghost {
         Ok(())
     }
 
-    /// The store's members changed: lives end, and begin.
+    /// Notes that the store's members changed: lives end, and begin.
     pub(crate) fn members(&mut self, store: &Memory) {
         let mut living = BTreeSet::new();
         for (key, value) in store.entries() {
@@ -333,7 +333,7 @@ impl Ghost {
         self.living.contains(&life)
     }
 
-    /// Every change that was answered for is in the store, or with its node still.
+    /// Checks that every change that was answered for is in the store, or still with its node.
     pub(crate) fn kept(&self, lives: &[Incarnation], mut queued: impl FnMut(Origin) -> bool) -> Verdict {
         for (origin, acked) in self.acked.iter().filter(|(origin, _)| lives.contains(&origin.0)) {
             if !queued(*origin) {
@@ -357,7 +357,7 @@ impl Ghost {
         if self.living.contains(&life) { judge(&read, found) } else { Ok(()) }
     }
 
-    /// A look-up that a node answers at once.
+    /// Judges a look-up that a node answers at once.
     pub(crate) fn read_here(&mut self, life: Incarnation, place: &Place, found: &Found) -> Verdict {
         self.read_begins(life, 0, place);
         self.read_ends(life, 0, found)
@@ -371,7 +371,7 @@ impl Ghost {
         for read in &mut self.reads {
             read.ids.insert(tree.at(&read.place));
             read.no_directory |= !tree.directories.contains_key(&read.place.directory);
-            // A name is followed and a file is looked at in two steps: the file may be any that it was since the beginning.
+            // A name is followed and a file is read in two steps: the file may be in any state that it had since the beginning.
             for (id, file) in &tree.files {
                 read.bytes.insert((*id, (file.version, file.crc)));
                 read.modes.insert((*id, file.mode));
@@ -379,7 +379,7 @@ impl Ghost {
         }
     }
 
-    /// The store holds what was taken, and nothing else.
+    /// Checks that the store holds what was taken, and nothing else.
     pub(crate) fn agrees(&self, store: &Memory) -> Verdict {
         let mut names = BTreeMap::new();
         let mut files = BTreeMap::new();

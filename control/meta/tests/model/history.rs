@@ -1,7 +1,7 @@
 //! Random histories: more nodes, more calls, more faults at once than the search can exhaust.
 //!
-//! Owns: the choice of actions by a seed. Does not own: what is right (`ghost`). A failure prints its seed; `TIDEMARK_SEED` runs
-//! that one alone.
+//! Owns: the choice of actions by a seed. Does not own: what is right (`ghost`). A failure prints its seed; `TIDEMARK_SEED` runs only that
+//! one.
 
 use crate::scenarios;
 use crate::world::{Action, Bounds, Trouble, World};
@@ -39,7 +39,7 @@ fn weight(action: &Action) -> usize {
     }
 }
 
-/// Runs one history of up to `steps` actions; the steps that were taken, and what was found wrong.
+/// Runs one history of up to `steps` actions. Returns the actions taken, and the error found.
 fn run(seed: u64, steps: usize, rules: Rules) -> (Vec<Action>, Option<String>) {
     let bounds = Bounds { rules, ..scenarios::everything() };
     let mut world = World::new(&bounds);

@@ -15,7 +15,8 @@ use scenarios::Scenario;
 use search::{Searched, search};
 use tidemark_meta::rules::{Rule, Rules};
 
-/// Every scenario has far fewer; a search that comes here was not exhausted, which is an error of the scenario.
+/// Limit of a search. Every scenario has far fewer states; a search that reaches it was not exhausted, which is an
+/// error of the scenario.
 const STATES_MAX: usize = 250_000;
 
 fn show(scenario: &Scenario, searched: &Searched) -> bool {

@@ -43,7 +43,7 @@ fn scenario(
     }
 }
 
-/// All scenarios. `more`: operations that are added to each, for a search that may take long.
+/// Lists all scenarios. `more`: operations that are added to each, for a search that may take long.
 pub(crate) fn all(more: u8) -> Vec<Scenario> {
     use Op::*;
     use Trouble::*;
@@ -112,7 +112,7 @@ pub(crate) fn all(more: u8) -> Vec<Scenario> {
     all
 }
 
-/// One scenario with every call and every fault, to draw histories from.
+/// Returns the bounds of a scenario with every call and every fault, from which histories are drawn.
 pub(crate) fn everything() -> Bounds {
     use Op::*;
     use Trouble::*;

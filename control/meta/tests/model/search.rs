@@ -15,7 +15,7 @@ pub(crate) struct Searched {
     pub(crate) states: usize,
     pub(crate) all: bool,
     pub(crate) took: Duration,
-    /// The fault that was found, and the actions that lead there.
+    /// The error that was found, and the actions that lead there.
     pub(crate) found: Option<(String, Vec<Action>)>,
 }
 

@@ -12,7 +12,7 @@ fn world() -> World {
     World::new(&scenarios::everything())
 }
 
-/// One call, and its end.
+/// Makes a call, and runs the world until nothing moves.
 fn call(world: &mut World, node: usize, op: Op) {
     assert!(world.act(&Action::Client(node, op)), "{op:?} comes to nothing");
     world.settle();

@@ -1,6 +1,6 @@
-//! How this node reaches an etcd: where it is, whose certificate it must have, and who this node is there.
+//! Access to an etcd: its address, the certificate it must have, and this node's user there.
 //!
-//! Owns: making that of the settings. Does not own: the grammar of a place (`place`), certificates (`tls`), the user (`login`).
+//! Owns: making the access from the settings. Does not own: the grammar of a place (`place`), certificates (`tls`), the user (`login`).
 
 use super::error::PasswordError;
 use super::login::Login;
@@ -9,7 +9,7 @@ use super::tls::{CertificateError, Tls};
 use std::sync::Arc;
 use tidemark_engine::settings::EtcdSettings;
 
-/// An etcd that can be asked. Clones share the token that etcd gave.
+/// An etcd and how to log in. Clones share the token that etcd issued.
 #[derive(Debug, Clone)]
 pub struct EtcdAccess {
     pub(super) place: EtcdPlace,

@@ -17,14 +17,14 @@ use tidemark_protocol::cluster::kept::{
 };
 use tidemark_protocol::id::Epoch;
 
-/// Keys in one answer. etcd counts all that are left for each.
+/// Keys in one answer. For each answer etcd counts all keys that are left.
 const PAGE_KEYS: usize = 16_384;
 
-/// A page of that many usual keys has some 8 MiB. Of longer ones fewer are asked for.
+/// Limits of a page. A page of that many usual keys has some 8 MiB; a reader of longer keys asks for fewer.
 const PAGE: Limits =
     Limits { within: Duration::from_secs(10), answer_bytes_max: 32 << 20, patience: Duration::from_secs(5) };
 
-/// Why the catalog is not read.
+/// Why the catalog cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("etcd at {place} was not read")]
@@ -38,12 +38,12 @@ pub enum LoadError {
 pub struct EtcdCatalog {
     client: EtcdClient,
     epoch: Epoch,
-    /// At which the mark was last put, as far as this coordinator knows; 0: there is none.
+    /// The revision at which the mark was last put, as far as this coordinator knows; 0: there is none.
     mark_revision: AtomicU64,
 }
 
 impl EtcdCatalog {
-    /// For the holder of the lease in that epoch.
+    /// Makes the catalog for the holder of the lease in that epoch.
     #[must_use]
     pub fn new(access: EtcdAccess, epoch: Epoch) -> Self {
         Self { client: EtcdClient::new(access), epoch, mark_revision: AtomicU64::new(0) }
@@ -57,10 +57,10 @@ impl EtcdCatalog {
         LoadError::Etcd { place: self.client.place().to_string(), source: Box::new(source) }
     }
 
-    /// Reads what was kept last; none where that is not a whole catalog. Costs a request for each [`PAGE_KEYS`] keys.
+    /// Reads the last kept catalog; `None` if it is not whole. Costs a request for each [`PAGE_KEYS`] keys.
     ///
     /// # Errors
-    /// See [`LoadError`]. Where it is not understood, the next step may write it anew.
+    /// See [`LoadError`]. If the format is unknown, the next step may write the catalog anew.
     pub async fn load(&self) -> Result<Option<KeptCatalog>, LoadError> {
         let found = self.client.get(&self.key(MARK)).await.map_err(|source| self.failed(source))?;
         self.mark_revision.store(found.as_ref().map_or(0, |found| found.mod_revision), Ordering::Release);
@@ -74,7 +74,7 @@ impl EtcdCatalog {
         KeptCatalog::read(mark, entries).map(Some).map_err(malformed)
     }
 
-    /// All keys of the catalog, at one revision: nobody else writes them now, and a page may be lost on the way.
+    /// Reads all keys of the catalog, at one revision: no other node writes them now, and a page may be lost on the way.
     async fn entries(&self) -> Result<Vec<Entry>, EtcdError> {
         let before = self.key("");
         let until = self.key(ALL_END);
@@ -104,7 +104,7 @@ impl EtcdCatalog {
         }
     }
 
-    /// Judges a step that found other revisions than it compared with.
+    /// Decides about a step that found other revisions than it compared with.
     fn judge(&self, step: &Step, lease: Option<&Found>, mark: Option<&Found>) -> Result<(), StepError> {
         let holder = lease.map_or(0, |lease| lease.create_revision);
         if holder != self.epoch.0 {
@@ -127,7 +127,7 @@ impl EtcdCatalog {
     }
 }
 
-/// A key of the catalog without the prefix of the cluster, where it is text: all of ours are.
+/// Returns a key of the catalog without the prefix of the cluster, if it is text: all keys of Tidemark are.
 fn entry(found: Found, before: &str) -> Option<Entry> {
     let key = String::from_utf8(found.key).ok()?;
     let key = key.strip_prefix(before)?.to_owned();

@@ -1,7 +1,8 @@
 //! Requests to an etcd, through its HTTP and JSON gateway (`/v3/…`, etcd 3.4 and later).
 //!
-//! Owns: which endpoint is asked, time-outs, logging in, the shapes of requests and answers, the connection that waits for the next request. Does
-//! not own: what they mean (`mod`, `catalog`), what is on a connection (`http`), the password and the token (`login`).
+//! Owns: the choice of the endpoint, time-outs, logging in, the shapes of requests and answers, the connection that waits for the next
+//! request. Does not own: the meaning of requests (`mod`, `catalog`), the connection's protocol (`http`), the password and the token
+//! (`login`).
 
 use super::access::EtcdAccess;
 use super::error::EtcdError;
@@ -21,16 +22,16 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// For one request, however many endpoints are tried, a login included: the next renewal must come within the term.
+/// Time limit of one request, however many endpoints are tried, a login included: the next renewal must come within the term.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_millis(1500);
 const _: () = assert!(
     CALL_TIMEOUT.as_millis() < LeaseTimes::etcd().term.as_millis(),
     "a request that is not answered ends within the term"
 );
-/// What each endpoint has at least, from connecting to the end of its answer; they share the whole evenly. An etcd answers
-/// in milliseconds, or after an fsync.
+/// The least time of each endpoint, from connecting to the end of its answer; the endpoints share the whole time evenly. An etcd answers in
+/// milliseconds, or after an fsync.
 pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(500);
-/// The longest token: one of etcd's own has some 20 bytes, a signed one (JWT) some 500.
+/// The longest token, in bytes: etcd's own tokens have some 20 bytes, a signed one (JWT) some 500.
 const TOKEN_BYTES_MAX: usize = 8 << 10;
 
 /// A key as etcd keeps it.
@@ -54,12 +55,12 @@ struct Header {
     revision: u64,
 }
 
-/// What came of a transaction.
+/// The result of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// The comparison held; this is the revision of what was done.
+    /// The comparison held; `revision` is that of the change.
     Done { revision: u64 },
-    /// It did not; this is what the key is.
+    /// The comparison did not hold; `found` is the present key.
     Differs { found: Option<Found> },
 }
 
@@ -105,9 +106,9 @@ impl Do<'_> {
 /// The result of a transaction of several comparisons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Came {
-    /// All held; this is the revision of what was done.
+    /// All held; `revision` is that of the changes.
     Done { revision: u64 },
-    /// At least one did not; here are all their keys, in the same order.
+    /// At least one did not hold; `found` has all their keys, in the same order.
     Differs { found: Vec<Option<Found>> },
 }
 
@@ -115,32 +116,32 @@ pub(super) enum Came {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Page {
     pub(super) found: Vec<Found>,
-    /// There are more.
+    /// Whether there are more keys.
     pub(super) more: bool,
     /// etcd's present revision.
     pub(super) revision: u64,
 }
 
-/// How long an answer is waited for, and how long it may be.
+/// The time limit and the longest answer of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) within: Duration,
     pub(super) answer_bytes_max: usize,
-    /// On a connection that was kept; then another one is opened.
+    /// How long to wait on a connection that was kept; then another one is opened.
     pub(super) patience: Duration,
 }
 
-/// The limits of all requests but those for pages. They leave whoever renews the lease time for a second connection.
+/// The limits of all requests but those for pages. So short that a renewal of the lease has time for a second connection.
 const SHORT: Limits =
     Limits { within: CALL_TIMEOUT, answer_bytes_max: ANSWER_BYTES_MAX, patience: Duration::from_millis(300) };
 
-/// One etcd, by its endpoints. Keeps one connection between requests.
+/// An etcd, by its endpoints. Keeps one connection between requests.
 #[derive(Debug)]
 pub(super) struct EtcdClient {
     access: EtcdAccess,
-    /// The endpoint that answered last is asked first.
+    /// The endpoint that answered last, which is asked first.
     preferred: AtomicUsize,
-    /// The connection of the last answer, while nobody uses it.
+    /// The connection of the last answer, while no request uses it.
     idle: Mutex<Option<Connection>>,
 }
 
@@ -153,7 +154,7 @@ impl EtcdClient {
         &self.access.place
     }
 
-    /// A lease of `ttl_s` seconds: its number, and the seconds that etcd gives it.
+    /// Requests a lease of `ttl_s` seconds. Returns its number, and the seconds that etcd grants.
     pub(super) async fn grant(&self, ttl_s: u64) -> Result<(u64, u64), EtcdError> {
         #[derive(Deserialize)]
         struct Granted {
@@ -167,14 +168,14 @@ impl EtcdClient {
         Ok((granted.id, granted.ttl_s))
     }
 
-    /// Begins the lease's time anew; the seconds that it has, 0 when it is over.
+    /// Restarts the lease's time. Returns the seconds that it has, 0 when it is over.
     pub(super) async fn keep_alive(&self, lease: u64) -> Result<u64, EtcdError> {
         #[derive(Deserialize)]
         struct Kept {
             #[serde(rename = "TTL", deserialize_with = "text_number", default)]
             ttl_s: u64,
         }
-        // The gateway makes a stream of it: one question, one answer, in an object of its own.
+        // The gateway makes a stream of the call: one question, one answer, in an object of its own.
         #[derive(Deserialize)]
         struct Line {
             result: Kept,
@@ -183,7 +184,7 @@ impl EtcdClient {
         Ok(line.result.ttl_s)
     }
 
-    /// Ends a lease, and the keys that hang on it. One that is over is fine.
+    /// Ends a lease, and the keys that hang on it. A lease that is over is no error.
     pub(super) async fn revoke(&self, lease: u64) -> Result<(), EtcdError> {
         match self.call::<Value>("/v3/lease/revoke", &json!({"ID": lease.to_string()}), SHORT).await {
             Err(EtcdError::Refused { status: 404, .. }) => Ok(()),
@@ -196,8 +197,8 @@ impl EtcdClient {
         Ok(range.kvs.into_iter().next())
     }
 
-    /// Where `key` was created at `revision` (0: where it is absent), does `put`: a key, its value, and the lease on which
-    /// it hangs, 0 for none. All in one step of etcd.
+    /// If `key` was created at `revision` (0: if it is absent), does `put`: a key, its value, and the lease on which it hangs, 0 for none.
+    /// All in one step of etcd.
     pub(super) async fn put_if(
         &self,
         key: &str,
@@ -211,7 +212,7 @@ impl EtcdClient {
         })
     }
 
-    /// Where all of `compare` holds, does all of `success`, in one step of etcd.
+    /// If all of `compare` holds, does all of `success`, in one step of etcd.
     pub(super) async fn transact<'a>(
         &self,
         compare: &[Is<'_>],
@@ -246,7 +247,7 @@ impl EtcdClient {
         })
     }
 
-    /// The first `most` keys from `from` on and before `until`, as they are at `revision` (0: now).
+    /// Reads the first `most` keys from `from` on and before `until`, as of `revision` (0: now).
     pub(super) async fn page(
         &self,
         (from, until): (&[u8], &str),
@@ -261,7 +262,7 @@ impl EtcdClient {
         Ok(Page { found: range.kvs, more: range.more, revision: range.header.revision })
     }
 
-    /// Asks with this node's token, and once more with another where etcd does not know that one any more.
+    /// Sends a request with this node's token. If etcd does not know the token any more, logs in and sends once more.
     async fn call<T: DeserializeOwned>(
         &self,
         path: &'static str,
@@ -293,7 +294,7 @@ impl EtcdClient {
         answered.and_then(parsed)
     }
 
-    /// Returns this node's token, for which it logs in where it has none; none where etcd asks for none.
+    /// Returns this node's token, and logs in if it has none; `None` if etcd does not use tokens.
     async fn token(&self, login: &Login, give_up: Instant) -> Result<Option<HeaderValue>, EtcdError> {
         #[derive(Deserialize)]
         struct Authenticated {
@@ -367,7 +368,7 @@ impl EtcdClient {
 }
 
 impl EtcdClient {
-    /// Asks on the connection that waits, or on another one. Cancel safe.
+    /// Asks on the waiting connection, or on a new one. Cancel safe.
     async fn ask_endpoint(&self, endpoint: &str, question: Question) -> Result<Bytes, EtcdError> {
         let tls = match &self.access.tls {
             Some(tls) => Some(tls.config().await),
@@ -376,7 +377,8 @@ impl EtcdClient {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
         let idle = idle.filter(|idle| idle.is_to(endpoint, tls.as_ref()));
         if let Some(mut connection) = idle {
-            // An etcd that was started again has closed it; a network that broke has told nobody. A request that was taken all the same does nothing a
+            // An etcd that was restarted has closed the connection; a broken network gives no notice. If the request was taken all the
+            // same, it does nothing a second time.
             // second time.
             match timeout(question.patience, connection.ask(question.clone())).await {
                 Ok(Err(EtcdError::Broken { .. })) | Err(_) => {}
@@ -388,7 +390,7 @@ impl EtcdClient {
         self.leave(connection, answered)
     }
 
-    /// Keeps the connection for the next request, where this one was answered.
+    /// Keeps the connection for the next request, if this one was answered.
     fn leave(&self, connection: Connection, answered: Result<Bytes, EtcdError>) -> Result<Bytes, EtcdError> {
         if answered.is_ok() {
             *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
@@ -411,7 +413,7 @@ struct Range {
     more: bool,
 }
 
-/// JSON of protobuf has 64-bit numbers as text.
+/// Reads a 64-bit number, which JSON of protobuf has as text.
 fn text_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

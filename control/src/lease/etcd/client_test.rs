@@ -1,4 +1,4 @@
-//! What is no etcd, or a sick one, on real sockets: every request ends in time, with what to do.
+//! Servers that are no etcd, or a sick one, on real sockets: every request ends in time, with an error that says what to do.
 
 use super::*;
 use crate::lease::etcd::http::ANSWER_BYTES_MAX;
@@ -10,7 +10,7 @@ use tidemark_protocol::error::ErrorKind;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// Answers each connection with these bytes, once something has been asked; then keeps it open.
+/// Answers each connection with these bytes, once a request has come; then keeps it open.
 async fn server(answer: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("its address").to_string();
@@ -22,7 +22,7 @@ async fn server(answer: Vec<u8>) -> String {
                 let mut asked = [0; 4096];
                 let _bytes = stream.read(&mut asked).await;
                 let _sent = stream.write_all(&answer).await;
-                // Until the other side has enough of it.
+                // Until the other side closes.
                 let _end = stream.read(&mut asked).await;
             });
         }
@@ -91,7 +91,7 @@ fn user(password: &str) -> (tempfile::TempDir, EtcdSettings) {
     (folder, settings)
 }
 
-/// An address where nobody listens.
+/// Returns an address without a listener.
 async fn nobody() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     listener.local_addr().expect("its address").to_string()
@@ -262,7 +262,7 @@ async fn an_etcd_with_and_without_authentication_is_told_apart() {
     }
 }
 
-/// Goal: what speaks no TLS, and what speaks nothing else, are told apart from an etcd that is away.
+/// Goal: a server without TLS, and one that speaks only TLS, are told apart from an etcd that is away.
 #[tokio::test]
 async fn tls_and_its_absence_are_named() {
     let folder = tempfile::tempdir().expect("a folder");

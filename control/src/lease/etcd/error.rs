@@ -1,6 +1,6 @@
-//! Errors of an etcd, and what a person should do about each.
+//! Errors of an etcd, and the advice for each.
 //!
-//! Owns: their words, the advice for those of etcd's answers that are known. Does not own: when a request is sent again (`client`).
+//! Owns: their words, the advice for etcd's known answers. Does not own: when a request is sent again (`client`).
 
 use std::error::Error as _;
 use std::io;
@@ -16,7 +16,7 @@ const NO_SPACE: &str = "database space exceeded";
 /// How etcd begins its refusal of a client certificate that has a common name.
 const COMMON_NAME: &str = "CommonName of client";
 
-/// Why there is no answer, or which one it was.
+/// Why a request has no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
     #[error("cannot connect to {endpoint} over {over}; is an etcd running there that speaks {over}?")]
@@ -62,17 +62,17 @@ impl EtcdError {
         }
     }
 
-    /// Whether it takes nothing that is to be stored, and does all else.
+    /// Returns whether etcd refuses all writes because its space is used up.
     pub(super) fn is_full(&self) -> bool {
         matches!(self, Self::Away { words, .. } | Self::Refused { words, .. } if words.contains(NO_SPACE))
     }
 
-    /// Whether another member of the etcd may answer where this one has not.
+    /// Returns whether another member of the etcd may answer.
     pub(super) fn is_of_one_endpoint(&self) -> bool {
         self.kind() == ErrorKind::Unavailable && !matches!(self, Self::TokenOver { .. })
     }
 
-    /// Drops words that are not etcd's own: what else answers a login may repeat the password that it was sent.
+    /// Drops words that are not etcd's own: another server that answers a login may repeat the password that was sent.
     pub(super) fn of_login(mut self) -> Self {
         if let Self::Away { words, .. } | Self::Refused { words, .. } | Self::TokenOver { words, .. } =
             &mut self
@@ -119,7 +119,7 @@ impl EtcdError {
     }
 }
 
-/// Why a password cannot be read. Names the file, never what is in it.
+/// Why a password cannot be read. Names the file, never its content.
 #[derive(Debug, thiserror::Error)]
 pub enum PasswordError {
     #[error("the password of etcd in {} cannot be read", .path.display())]

@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
-/// A member list of [`super::MEMBERS_BYTES_MAX`] in base64, and what is around it.
+/// The longest answer: a member list of [`super::MEMBERS_BYTES_MAX`] in base64, and the JSON around it.
 pub(super) const ANSWER_BYTES_MAX: usize = 2 << 20;
 
 /// A request.
@@ -26,11 +26,11 @@ pub(super) const ANSWER_BYTES_MAX: usize = 2 << 20;
 pub(super) struct Question {
     pub(super) path: &'static str,
     pub(super) body: Bytes,
-    /// The token of a login.
+    /// The token of the login.
     pub(super) token: Option<HeaderValue>,
-    /// A longer answer is an error.
+    /// The longest answer, in bytes; a longer one is an error.
     pub(super) answer_bytes_max: usize,
-    /// How long a connection that was kept is waited for.
+    /// How long to wait for a connection that was kept.
     pub(super) patience: Duration,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Question {
 pub(super) struct Connection {
     endpoint: String,
     over: &'static str,
-    /// With which certificates.
+    /// The TLS configuration; `None`: plain HTTP.
     tls: Option<Arc<ClientConfig>>,
     sender: SendRequest<Full<Bytes>>,
     task: JoinHandle<Result<(), hyper::Error>>,
@@ -87,7 +87,7 @@ impl Connection {
         }
     }
 
-    /// Whether it is of use for a request to `endpoint` with these certificates.
+    /// Returns whether the connection can be used for a request to `endpoint` with these certificates.
     pub(super) fn is_to(&self, endpoint: &str, tls: Option<&Arc<ClientConfig>>) -> bool {
         let same = match (&self.tls, tls) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
@@ -97,7 +97,8 @@ impl Connection {
         same && self.endpoint == endpoint && !self.sender.is_closed()
     }
 
-    /// Returns the answer where its status is 200. After an error, or where this is dropped before the answer, the connection is of no use.
+    /// Sends a request, and returns the answer if its status is 200. After an error, or if this is dropped before the answer, the
+    /// connection cannot be used again.
     pub(super) async fn ask(&mut self, question: Question) -> Result<Bytes, EtcdError> {
         let (endpoint, over) = (self.endpoint.clone(), self.over);
         let broken = |source| EtcdError::of_connection(endpoint.clone(), over, source);
@@ -106,8 +107,8 @@ impl Connection {
             .uri(question.path)
             .header(header::HOST, &endpoint)
             .header(header::CONTENT_TYPE, "application/json")
-            // By this header etcd sees that its gateway asks. Without it a request that has no token counts as one of the user that the
-            // common name of etcd's own certificate names.
+            // By this header etcd recognises its gateway. Without it a request without a token counts as one of the user that the common
+            // name of etcd's own certificate names.
             .header(header::ACCEPT, "application/json")
             .body(Full::new(question.body))
             .expect("a fixed path, and a host of checked characters, make a request");

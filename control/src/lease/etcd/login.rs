@@ -1,4 +1,4 @@
-//! The user of an etcd: its password, and the token that etcd gave for it.
+//! The user of an etcd: its password, and the token that etcd issued for it.
 //!
 //! Owns: reading the password, the token, how often a refused password is sent. Does not own: sending anything (`client`).
 //!
@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 /// The longest password file: a longer one is another file by mistake.
 const PASSWORD_BYTES_MAX: usize = 4 << 10;
 
-/// Between two logins with a password that etcd has refused. A candidate asks five times a second, and etcd hashes each password it is
-/// sent, some 70 ms of a processor.
+/// Pause between two logins with a password that etcd has refused. A candidate asks five times a second, and etcd hashes each password it
+/// receives, some 70 ms of a processor.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
-/// Permissions that a file with a secret does not give.
+/// Permission bits that a file with a secret must not have.
 const OTHERS: u32 = 0o077;
 
 /// A user of an etcd.
@@ -58,7 +58,7 @@ struct Refused {
 pub(super) struct Password(String);
 
 impl Password {
-    /// For the request that sends it, and nothing else.
+    /// Returns the secret, for the request that sends it, and nothing else.
     pub(super) fn reveal(&self) -> &str {
         &self.0
     }
@@ -92,10 +92,10 @@ impl Login {
     /// Reads the password to send.
     ///
     /// # Errors
-    /// It cannot be read, or etcd has refused the same one a moment ago.
+    /// The password cannot be read, or etcd has refused the same one a moment ago.
     pub(super) async fn password(&self) -> Result<Password, EtcdError> {
         let file = self.file.clone();
-        // A file may lie on a disk that takes its time.
+        // A file may lie on a slow disk.
         let read = tokio::task::spawn_blocking(move || read_password(&file));
         let password = read.await.expect("reading a password does not panic")?;
         match &self.state().refused {
@@ -128,7 +128,7 @@ impl fmt::Debug for Login {
 fn read_password(path: &Path) -> Result<Password, PasswordError> {
     let failed = |source| PasswordError::Read { path: path.to_owned(), source };
     let refused = |what: String| PasswordError::Content { path: path.to_owned(), what };
-    // A pipe would otherwise be waited for.
+    // Otherwise opening a pipe would block.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
     let found = file.metadata().map_err(failed)?;

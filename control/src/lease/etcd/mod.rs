@@ -1,12 +1,12 @@
 //! The lease in etcd: a key that hangs on an etcd lease, whose create revision is the epoch.
 //!
-//! Owns: taking, renewing and giving up; the member list beside it, which only the holder can write. Does not own: a
-//! clock (the caller passes its monotonic time), nor the loop that calls this; requests (`client`).
+//! Owns: acquiring, renewing and releasing; the member list beside it, which only the holder can write. Does not own: a clock (the caller
+//! passes its monotonic time), the loop that calls this, requests (`client`).
 //!
-//! The key is created only where it is absent, in one transaction, and bound to an etcd lease of the term's length. So
-//! etcd deletes it when its holder has not renewed for a term, and etcd's revision, which rises with every change, is a
-//! number that no earlier holder had. The holder counts its term from *sending* its last successful renewal, and etcd from
-//! taking it in, which is later: the holder stops first.
+//! The key is created only where it is absent, in one transaction, and bound to an etcd lease of the term's length. So etcd deletes it when
+//! its holder has not renewed for a term. The epoch is etcd's revision, which rises with every change, so no earlier holder had that
+//! number. The holder counts its term from *sending* its last successful renewal. etcd counts from receiving it, which is later: the holder
+//! stops first.
 
 mod access;
 mod catalog;
@@ -30,10 +30,11 @@ use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use tidemark_protocol::id::Epoch;
 
-/// An etcd refuses requests over 1.5 MiB, and in base64 this is 1.4. It holds about 7000 members as plain JSON.
+/// The longest member list. An etcd refuses requests over 1.5 MiB, and in base64 this list has 1.4. A list of that length has about 7000
+/// members as plain JSON.
 pub const MEMBERS_BYTES_MAX: usize = 1 << 20;
 
-/// How often a rival looks whether the key is gone. A look costs etcd one read.
+/// Interval at which a rival checks whether the key is gone. A check costs etcd one read.
 const POLL: Duration = Duration::from_millis(200);
 
 /// The lease's key and the member list's, below the prefix.
@@ -43,19 +44,19 @@ const MEMBERS_KEY: &str = "members";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Body {
     holder: String,
-    /// Drawn once per [`EtcdLease`], so that two lives of one holder are told apart.
+    /// Random number, drawn once per [`EtcdLease`], which tells two lives of one holder apart.
     nonce: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Held {
-    /// etcd's number of the lease.
+    /// The number of the etcd lease.
     lease: u64,
     epoch: Epoch,
     until: Instant,
 }
 
-/// One candidate's view of the lease.
+/// A candidate's view of the lease.
 #[derive(Debug)]
 pub struct EtcdLease {
     client: EtcdClient,
@@ -66,35 +67,35 @@ pub struct EtcdLease {
 }
 
 impl EtcdLease {
-    /// `holder` is what others are told; `nonce` is random and new for each start of the daemon. `times.term` is rounded up
-    /// to a second in etcd, and etcd gives at least 2 s with its usual settings; the margin is etcd's own: what it needs to
+    /// Makes a candidate. `holder` is the name that other nodes see; `nonce` is random and new for each start of the daemon. In etcd
+    /// `times.term` is rounded up to a second, and is at least 2 s with etcd's usual settings. The margin is the time that etcd needs to
     /// see that a term is over, and rivals to see that the key is gone.
     #[must_use]
     pub fn new(access: EtcdAccess, holder: String, nonce: u64, times: LeaseTimes) -> Self {
         Self { client: EtcdClient::new(access), holder, nonce, times, held: None }
     }
 
-    /// The epoch of the term, while it may be acted on at `now`.
+    /// Returns the epoch of the term, if the holder may act on it at `now`.
     #[must_use]
     pub fn epoch(&self, now: Instant) -> Option<Epoch> {
         self.held.filter(|held| now < held.until).map(|held| held.epoch)
     }
 
-    /// When the term ends, as far as it is renewed; none where it is not held.
+    /// Returns when the term ends, as far as it is renewed; `None` if it is not held.
     #[must_use]
     pub fn until(&self) -> Option<Instant> {
         self.held.map(|held| held.until)
     }
 
-    /// Who has the lease, and which epoch that is; none while nobody has. Costs a read.
+    /// Returns the holder and its epoch; `None` if the lease is free. Costs a read.
     pub async fn holder(&self) -> Result<Option<(String, Epoch)>, LeaseError> {
         let key = self.client.place().key(LEASE_KEY);
         let found = self.client.get(&key).await.map_err(|source| self.failed("reading", source))?;
         found.map(|found| Ok((self.body(&found)?.holder, Epoch(found.create_revision)))).transpose()
     }
 
-    /// Takes the lease if nobody has it. `now` is the time just before this call. Costs a read, and two writes where there is
-    /// something to take. A try whose answer was lost is found by the next one, and is ours then.
+    /// Takes the lease if it is free. `now` is the time just before this call. Costs a read, and two writes if the lease is free. If the
+    /// answer to a try is lost, the next try finds the key, and the lease is ours then.
     pub async fn try_acquire(&mut self, now: Instant) -> Result<Turn, LeaseError> {
         self.held = None;
         let key = self.client.place().key(LEASE_KEY);
@@ -128,18 +129,18 @@ impl EtcdLease {
             }
             return self.look_at(&found, now).await;
         }
-        // There a moment ago, and gone again.
+        // The key was there a moment ago, and is gone again.
         Ok(Turn::Theirs { holder: "nobody".to_owned(), epoch: Epoch(0), wait: Duration::ZERO })
     }
 
-    /// Whose it is that is there.
+    /// Decides about the key that is there: ours or another's.
     async fn look_at(&mut self, found: &Found, now: Instant) -> Result<Turn, LeaseError> {
         let body = self.body(found)?;
         let epoch = Epoch(found.create_revision);
         if body.holder != self.holder || body.nonce != self.nonce {
             return Ok(Turn::Theirs { holder: body.holder, epoch, wait: POLL });
         }
-        // Our own, of a try whose answer was lost or of a term that we let end: its time begins anew.
+        // Our own, of a try whose answer was lost or of a term that we let end: restart its time.
         let ttl_s =
             self.client.keep_alive(found.lease).await.map_err(|source| self.failed("renewing", source))?;
         if ttl_s == 0 {
@@ -153,21 +154,21 @@ impl EtcdLease {
         Turn::Ours(epoch)
     }
 
-    /// Never longer than what etcd gave.
+    /// Returns the length of the term, which never exceeds etcd's.
     fn term(&self, ttl_s: u64) -> Duration {
         self.times.term.min(Duration::from_secs(ttl_s))
     }
 
-    /// Extends the term, counted from `now`, the time just before this call. [`LeaseError::Lost`] when the key is another's,
-    /// or gone. After any other error the old term still runs, and [`Self::epoch`] says for how long; a later renewal
-    /// that etcd still takes goes on with the same epoch. Costs two requests.
+    /// Extends the term, counted from `now`, the time just before this call. Returns [`LeaseError::Lost`] when the key is another's, or
+    /// gone. After any other error the old term still runs, and [`Self::epoch`] says for how long; a later successful renewal continues
+    /// with the same epoch. Costs two requests.
     pub async fn renew(&mut self, now: Instant) -> Result<Epoch, LeaseError> {
         let Some(held) = self.held else {
             return Err(self.lost(Epoch(0), None));
         };
         let ttl_s =
             self.client.keep_alive(held.lease).await.map_err(|source| self.failed("renewing", source))?;
-        // That the etcd lease lives says nothing about the key: somebody may have deleted it.
+        // A living etcd lease proves nothing about the key: somebody may have deleted it.
         let key = self.client.place().key(LEASE_KEY);
         let outcome = self.client.put_if(&key, held.epoch.0, None).await;
         match outcome.map_err(|source| self.failed("reading", source))? {
@@ -180,8 +181,8 @@ impl EtcdLease {
         }
     }
 
-    /// Ends the term of an earlier start of this holder; false where there is none. Only one process at a time has a holder's address, so
-    /// whoever has it now knows that the earlier one is over. Costs a read, and a write where there is such a term.
+    /// Ends the term of an earlier start of this holder; returns false if there is none. Only one process at a time has a holder's address,
+    /// so the process that has it now knows that the earlier one is over. Costs a read, and a write if there is such a term.
     pub async fn end_earlier_start(&self) -> Result<bool, LeaseError> {
         let key = self.client.place().key(LEASE_KEY);
         let found = self.client.get(&key).await.map_err(|source| self.failed("reading", source))?;
@@ -197,13 +198,13 @@ impl EtcdLease {
         Ok(true)
     }
 
-    /// Gives the lease up, so that a rival need not wait. Nothing to do when it is not held.
+    /// Releases the lease, so that a rival need not wait. Does nothing if it is not held.
     pub async fn release(&mut self) -> Result<(), LeaseError> {
         let Some(held) = self.held.take() else { return Ok(()) };
         self.client.revoke(held.lease).await.map_err(|source| self.failed("giving up", source))
     }
 
-    /// Stores the member list, where the lease is still ours: etcd compares and writes in one step, so a zombie cannot.
+    /// Stores the member list if the lease is still ours: etcd compares and writes in one step, so a zombie cannot write. Returns
     /// [`LeaseError::Lost`] otherwise. A list is at most [`MEMBERS_BYTES_MAX`].
     pub async fn write_members(&mut self, list: &[u8]) -> Result<(), LeaseError> {
         let (bytes, limit) = (list.len(), MEMBERS_BYTES_MAX);
@@ -221,7 +222,7 @@ impl EtcdLease {
         }
     }
 
-    /// The member list that was stored last, by whichever holder; none before the first.
+    /// Returns the member list that was stored last, by any holder; `None` before the first.
     pub async fn read_members(&self) -> Result<Option<Bytes>, LeaseError> {
         let key = self.client.place().key(MEMBERS_KEY);
         let found =

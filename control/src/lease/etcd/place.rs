@@ -1,4 +1,4 @@
-//! Where an etcd is: `http[s]://host:port[,host:port…]/prefix`.
+//! The address of an etcd: `http[s]://host:port[,host:port…]/prefix`.
 //!
 //! Owns: the grammar and its bounds. Does not own: the certificates and the user (`access`), requests (`client`).
 
@@ -6,10 +6,11 @@ use rustls::pki_types::ServerName;
 use std::fmt;
 use std::str::FromStr;
 
-/// Members of one etcd; more than nine vote more slowly than they help.
+/// Most members of one etcd; more than nine vote more slowly than they help.
 const ENDPOINTS_MAX: usize = 9;
 const PREFIX_BYTES_MAX: usize = 256;
-/// Several clusters may share one etcd under prefixes of their own; one alone need not name it.
+/// The default prefix. Several clusters may share one etcd under prefixes of their own; a single cluster need not name
+/// one.
 const PREFIX: &str = "tidemark";
 
 /// An etcd and a prefix of keys in it.
@@ -20,7 +21,7 @@ pub struct EtcdPlace {
     prefix: String,
 }
 
-/// Why a text is no place.
+/// Why a text is not an address of an etcd.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is no place in etcd: {reason}; write https://host:port[,host:port]/prefix, or http:// without TLS"

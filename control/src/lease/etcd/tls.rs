@@ -16,7 +16,7 @@ use tidemark_engine::settings::EtcdSettings;
 /// The longest file that is read: a bundle of all public authorities has some 220 KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// How often the files are read again. Client certificates are often renewed some hours before they expire, while a daemon runs for
+/// Interval at which the files are read again. Client certificates are often renewed some hours before they expire, while a daemon runs for
 /// months.
 const READ_EVERY: Duration = Duration::from_secs(60);
 
@@ -43,7 +43,7 @@ pub(super) struct Tls {
 
 #[derive(Debug, Clone)]
 struct Files {
-    /// None: the authorities of the system.
+    /// The file of the authorities; `None`: the authorities of the system.
     ca: Option<PathBuf>,
     own: Option<(PathBuf, PathBuf)>,
 }
@@ -54,7 +54,7 @@ struct Now {
     read: Instant,
 }
 
-/// What the files hold.
+/// The content of the files.
 #[derive(PartialEq)]
 struct Material {
     authorities: Vec<CertificateDer<'static>>,
@@ -70,8 +70,8 @@ impl Tls {
         Ok(Self { files, now: Mutex::new(Now { material, config, read: Instant::now() }) })
     }
 
-    /// Returns the configuration, made of what the files hold or held at most [`READ_EVERY`] ago. Files that cannot be used any more
-    /// leave the last one that could.
+    /// Returns the configuration from the files, as they are or were at most [`READ_EVERY`] ago. If the files cannot be used any more, the
+    /// last usable configuration stays.
     pub(super) async fn config(&self) -> Arc<ClientConfig> {
         {
             let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +85,7 @@ impl Tls {
         self.take(read.expect("reading certificates does not panic"))
     }
 
-    /// Takes what was read, if it differs: a configuration that is kept resumes its sessions.
+    /// Adopts the files' content if it differs: an unchanged configuration resumes its sessions.
     fn take(&self, read: Result<Material, CertificateError>) -> Arc<ClientConfig> {
         let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         let made = read.and_then(|material| {
@@ -134,12 +134,12 @@ impl Material {
     fn config(&self) -> Result<Arc<ClientConfig>, CertificateError> {
         let refused = |source| CertificateError::Refused { source };
         let mut roots = RootCertStore::empty();
-        // Some of a system's are of a kind that rustls does not take.
+        // Some of a system's authorities are of a kind that rustls does not accept.
         let (usable, _) = roots.add_parsable_certificates(self.authorities.iter().cloned());
         if usable == 0 {
             return Err(CertificateError::NoAuthorities { why: " that rustls takes".to_owned() });
         }
-        // Named, not the process's default: whoever sets that one must not change what is trusted here.
+        // A named provider, not the process's default: whoever sets the default must not change what is trusted here.
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()

@@ -1,4 +1,4 @@
-//! The actions of a cluster: which there are, and what each does.
+//! The actions of a cluster, and their effects.
 //!
 //! Owns: the choice and the effect. Does not own: what is right (`ghost`).
 
@@ -12,7 +12,7 @@ use tidemark_meta::value::Value;
 use tidemark_protocol::key::NodeLife;
 
 impl World {
-    /// Every action that can happen now.
+    /// Lists every action that can happen now.
     pub(crate) fn actions(&self, bounds: &Bounds) -> Vec<Action> {
         let mut actions = vec![];
         let may_fail = self.faults < bounds.faults;
@@ -95,7 +95,7 @@ impl World {
         actions
     }
 
-    /// Does an action; false if it comes to nothing.
+    /// Does an action; returns false if it has no effect.
     pub(crate) fn act(&mut self, action: &Action) -> bool {
         match action {
             Action::Client(node, op) => {
@@ -169,29 +169,29 @@ impl World {
         true
     }
 
-    /// Compacts the store up to now, whoever follows.
+    /// Compacts the store up to now, even if a standby still follows older history.
     pub(crate) fn forget_history(&mut self) {
         let revision = self.store.revision();
         self.store.compact(revision);
     }
 
-    /// The store's content now.
+    /// Returns the store's present content.
     pub(crate) fn backup(&self) -> Backup {
         self.store.backup()
     }
 
-    /// Puts an older content back, as an operator may, behind everybody's back.
+    /// Restores an older content, as an operator may, without notice to any node.
     pub(crate) fn restore(&mut self, backup: &Backup) {
         self.store.restore(backup);
         self.restored = true;
     }
 
-    /// Gives up what a node that was declared gone had not published.
+    /// Writes off a node that was declared gone, with its unpublished changes.
     pub(crate) fn write_off(&mut self, node: usize) {
         self.event(0, Event::WrittenOff(name_of(node)));
     }
 
-    /// The number of removed names whose tombstone is kept.
+    /// Returns the number of removed names whose tombstone is kept.
     pub(crate) fn tombstones(&self) -> usize {
         self.coordinators[0].state().tombstones().count()
     }
@@ -201,7 +201,7 @@ impl World {
         self.event(1, Event::Tick);
     }
 
-    /// Ends all faults, and lets everything come to its end.
+    /// Ends all faults, and runs the world until nothing moves.
     pub(crate) fn come_to_rest(&mut self) {
         while self.store.delayed() > 0 {
             self.act(&Action::Release);

@@ -1,4 +1,4 @@
-//! Clients: a call or a look-up on a node, and what the observer makes of the answer.
+//! Clients: a call or a look-up on a node, and the observer's judgement of the answer.
 //!
 //! Owns: how a scenario's call becomes the node's. Does not own: when it is made (`actions`).
 
@@ -24,7 +24,7 @@ impl World {
         Self::dir(tree, at.0).map(|directory| place(directory, at.1))
     }
 
-    /// Does a client's call; false if it makes no sense now.
+    /// Makes a client's call; returns false if it makes no sense now.
     pub(super) fn client(&mut self, node: usize, op: Op) -> bool {
         if self.sites[node].blocked.len() >= self.clients || self.sites[node].link == Link::Dead {
             return false;

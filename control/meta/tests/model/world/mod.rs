@@ -1,7 +1,7 @@
 //! A cluster in one value: the store, coordinators, nodes, and the messages between them.
 //!
-//! Owns: the parts, and what passes between them. Does not own: clients (`clients`), which actions there are (`actions`), what is
-//! right (`ghost`), the search.
+//! Owns: the parts, and the messages between them. Does not own: clients (`clients`), the list of actions (`actions`), what is right
+//! (`ghost`), the search.
 
 mod actions;
 mod clients;
@@ -73,7 +73,7 @@ pub(crate) struct World {
     /// Clients on a node that may wait at a time.
     clients: usize,
     truncated: bool,
-    /// The store went back: what it holds is not judged any more, only what is said of it.
+    /// Whether the store went back: its content is no longer judged, only the answers about it.
     restored: bool,
     next_life: u64,
     bad: Option<String>,
@@ -90,7 +90,7 @@ fn hash_of(value: &impl Hash) -> u64 {
 }
 
 impl World {
-    /// A cluster at rest in which the prelude was done, with a standby whose copy is from then.
+    /// Makes a cluster at rest after the prelude, with a standby whose copy is from then.
     pub(crate) fn new(bounds: &Bounds) -> Self {
         let coordinator = |index: u64| {
             let life = NodeLife {
@@ -210,7 +210,7 @@ impl World {
         }
     }
 
-    /// Looks at what the store has taken since the last time.
+    /// Examines the changes that the store has taken since the last call.
     pub(super) fn stored(&mut self) {
         self.store.inject(None);
         if self.restored {
@@ -236,7 +236,7 @@ impl World {
         }
     }
 
-    /// The observer after one transaction. It does not say in which order it took its nodes: some order has to be right.
+    /// Returns the observer after one transaction. A transaction does not show the order of its nodes: some order has to be right.
     fn in_some_order(&self, ghost: &Ghost, news: &[(NodeName, Published, u64)]) -> Result<Ghost, String> {
         if news.is_empty() {
             let mut ghost = ghost.clone();
@@ -282,7 +282,7 @@ impl World {
 
     fn post(&mut self, packet: Packet) {
         let hash = hash_of(&packet);
-        // A message that is there already is one that may come twice; that is a fault of its own.
+        // A message that is there already is one that may come twice, which is a separate fault.
         if let Err(at) = self.net.binary_search_by_key(&hash, |(hash, _)| *hash) {
             self.net.insert(at, (hash, Arc::new(packet)));
         }

@@ -1,6 +1,6 @@
-//! What can happen in a scenario.
+//! The possible events of a scenario.
 //!
-//! Owns: calls of clients, troubles, actions and bounds as values. Does not own: what they do.
+//! Owns: calls of clients, troubles, actions and bounds as values. Does not own: their effects.
 
 use tidemark_meta::rules::Rules;
 
@@ -18,14 +18,14 @@ pub(crate) enum Op {
     Open(At),
     Truncate(At),
     Chmod(At),
-    /// Closes what is open for writing, with new bytes.
+    /// Closes the file that is open for writing, with new bytes.
     Close,
     /// Creates, opens and closes in one go.
     Write(At),
     Look(At),
 }
 
-/// A directory of the scenario: the root, or the one of that name, wherever it is.
+/// A directory of the scenario: the root, or the directory of that name, wherever it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Dir {
     Root,
@@ -48,7 +48,7 @@ pub(crate) enum Trouble {
     Replace,
 }
 
-/// One step.
+/// A step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     Client(usize, Op),
