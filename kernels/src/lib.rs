@@ -1,13 +1,12 @@
-//! Arithmetic over large buffers: CRC-64/NVME, whole files at memory speed; chunks made smaller, and themselves again;
-//! gradients made small; optimizer steps applied again.
+//! Arithmetic over large buffers: CRC-64/NVME of whole files at memory speed; lossless encoding of chunks; compression of gradients; replay
+//! of optimizer steps.
 //!
-//! Owns: what is computed over bytes, a plain reference for its meaning, and fast back ends that agree with
-//! it bit for bit. Does not own: checksums as values (the protocol crate has their text form and how two of
-//! them combine), files, or what is done when a checksum differs. Depends on no other crate of the
-//! workspace.
+//! Owns: the computations over bytes, a plain reference for their meaning, and fast back ends that agree with it bit for bit. Does not own:
+//! checksums as values (the protocol crate has their text form and how two of them combine), files, or the reaction to a checksum that
+//! differs. Depends on no other crate of the workspace.
 //!
-//! Nothing here allocates by a length that a caller did not hand in. What fails is reading an encoded chunk that is none,
-//! gradients that are not finite, optimizer steps that do not fit their state, and a device that is not there; each with an error of its own.
+//! No code here allocates by a length that the caller did not pass. Errors: bytes that are no encoded chunk, gradients that are not finite,
+//! optimizer steps that do not fit their state, and a missing device; each has an error type of its own.
 
 mod checksum;
 pub mod compress;

@@ -1,28 +1,28 @@
-//! Who computes the checksum on this processor.
+//! The code that computes the checksum on this processor.
 //!
 //! Owns: detection, once per process, and the dispatch. Does not own: the loops.
 //!
 //! `crc-fast` has loops for AVX-512, for 128-bit PCLMULQDQ and for ARM. Processors with 256-bit carry-less
-//! multiplication and no AVX-512 (AMD Zen 3; Intel's client parts since Alder Lake) get its 128-bit loop, which
-//! cannot follow their memory; `vpclmul` is for those.
+//! multiplication and no AVX-512 (AMD Zen 3; Intel's client parts since Alder Lake) get its 128-bit loop, which cannot
+//! follow their memory; `vpclmul` is for these processors.
 
 use super::table;
 use crc_fast::{CrcAlgorithm, Digest};
 use std::sync::OnceLock;
 
-/// One way of computing CRC-64/NVME. All of them give the same values.
+/// A way of computing CRC-64/NVME. All ways give the same values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// Our loop over 256-bit VPCLMULQDQ.
+    /// The loop of this crate over 256-bit VPCLMULQDQ.
     Vpclmul256,
     /// The `crc-fast` crate: AVX-512, PCLMULQDQ, ARM's PMULL, or tables, whichever it finds.
     CrcFast,
-    /// One table lookup per byte: any processor.
+    /// A table lookup per byte: any processor.
     Table,
 }
 
 impl Backend {
-    /// The fastest back end of this processor; the answer never changes within a process.
+    /// Returns the fastest back end of this processor; the answer never changes within a process.
     #[must_use]
     pub fn fastest() -> Self {
         static FASTEST: OnceLock<Backend> = OnceLock::new();
@@ -31,7 +31,7 @@ impl Backend {
         })
     }
 
-    /// Every back end that this processor can run: for tests and benches.
+    /// Lists every back end that this processor can run: for tests and benches.
     #[must_use]
     pub fn all_here() -> Vec<Self> {
         let mut all = vec![Self::CrcFast, Self::Table];
@@ -41,7 +41,7 @@ impl Backend {
         all
     }
 
-    /// Appends `bytes` to a raw register: the initial and the final inversion are the caller's.
+    /// Appends `bytes` to a raw register: the caller does the initial and the final inversion.
     ///
     /// # Panics
     /// When this processor lacks the back end's instructions, which [`Backend::all_here`] never lists.
@@ -71,7 +71,7 @@ impl Backend {
         false
     }
 
-    /// What `crc-fast` asks for before it takes its 512-bit loop.
+    /// Returns whether the processor has everything that `crc-fast` requires for its 512-bit loop.
     #[cfg(target_arch = "x86_64")]
     fn has_avx512_vpclmul() -> bool {
         is_x86_feature_detected!("avx512vl") && is_x86_feature_detected!("vpclmulqdq")

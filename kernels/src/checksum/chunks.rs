@@ -1,4 +1,4 @@
-//! The checksums of a buffer's chunks, by several threads.
+//! Computes the checksums of a buffer's chunks, by several threads.
 //!
 //! Owns: how chunks are dealt to threads. Does not own: the checksum, or how chunk checksums make a file's
 //! (the protocol crate combines them without touching a byte).
@@ -8,16 +8,16 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Most threads for one call. One core already reads near the bandwidth that it can get; a few saturate a
-/// socket's memory, and more would only take cores from the training job.
+/// Most threads for one call. A single core already reads near the bandwidth that it can get. A few threads saturate a socket's memory, and
+/// more would only take cores from the training job.
 pub const THREADS_MAX: usize = 16;
 
-/// [`crc64`] of each `chunk_bytes` of `bytes`; the last chunk may be shorter, and no bytes give no chunks.
+/// Returns the [`crc64`] of each `chunk_bytes` of `bytes`; the last chunk may be shorter, and no bytes give no chunks.
 ///
-/// Uses the calling thread and up to `threads - 1` more (at least 1, at most [`THREADS_MAX`] are used, and
-/// never more than there are chunks), all of them gone when it returns; where the system refuses a thread, the
-/// others do its work. Each of them asks `go_on` before it hashes a chunk, which may pause; once that is false nothing more is
-/// hashed, and there are no checksums. Allocates eight bytes per chunk.
+/// Uses the calling thread and up to `threads - 1` more (at least 1, at most [`THREADS_MAX`] are used, and never more than there are
+/// chunks); all of these have ended when it returns. If the system refuses a thread, the others do its work. Each thread calls `go_on`
+/// before it hashes a chunk; the call may pause. Once `go_on` returns false nothing more is hashed, and there are no checksums. Allocates
+/// eight bytes per chunk.
 ///
 /// # Panics
 /// When `chunk_bytes` is 0.
@@ -36,8 +36,8 @@ pub fn hash_chunks(
         return bytes.chunks(chunk_bytes).map(hash).collect();
     }
 
-    // Chunks are taken one at a time, in order: threads that are slower (a busy core, memory of another NUMA
-    // node) take fewer, and what is read together lies together.
+    // Chunks are taken one at a time, in order: slower threads (a busy core, memory of another NUMA node) take fewer, and chunks that are
+    // read together lie together.
     let next = AtomicUsize::new(0);
     let take = || {
         let mut taken = Vec::new();

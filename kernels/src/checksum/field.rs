@@ -6,7 +6,7 @@
 /// CRC-64/NVME's polynomial 0xad93d23594c93659 with its bits reversed; x⁶⁴ is implied.
 pub(super) const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 
-/// xⁿ modulo the polynomial. Costs n steps, so it is for constants.
+/// Returns xⁿ modulo the polynomial. Costs n steps, so it is for constants.
 pub(super) const fn power_of_x(n: u32) -> u64 {
     let mut value = 1 << 63;
     let mut step = 0;
@@ -21,8 +21,8 @@ pub(super) const fn power_of_x(n: u32) -> u64 {
     value
 }
 
-/// The two multipliers that move a block of 128 bits `distance_bytes` further from the message's end: one for
-/// its first eight bytes, one for its last.
+/// Returns the two multipliers that move a block of 128 bits `distance_bytes` further from the message's end: the first
+/// for its first eight bytes, the second for its last.
 ///
 /// A block (F, L) is F·x⁶⁴ + L, and moving it over d bits multiplies it by xᵈ, so F takes x^(d+64) and L takes
 /// xᵈ. The carry-less product of two reflected 64-bit values has 127 bits and comes out one place low, which

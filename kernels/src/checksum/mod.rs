@@ -1,7 +1,7 @@
 //! CRC-64/NVME of a buffer and of a stream.
 //!
 //! Owns: the two entry points and the choice of the back end, made once per process. Does not own: any of the
-//! arithmetic (`reference` is its meaning, `backend` says who computes it).
+//! arithmetic (`reference` is its meaning, `backend` chooses the code that computes it).
 
 pub(crate) mod backend;
 pub(crate) mod chunks;
@@ -17,10 +17,10 @@ use backend::Backend;
 /// (NVM Express NVM Command Set Specification 1.0d, section 5.2.1.3.4.)
 const ALL_ONES: u64 = u64::MAX;
 
-/// CRC-64/NVME of `bytes`, by the fastest back end this processor has.
+/// Returns the CRC-64/NVME of `bytes`, by the fastest back end of this processor.
 ///
-/// Costs one pass over the bytes, at or near the memory read bandwidth of a core; `benches/seal.rs` measures
-/// how near. The value is the one S3 calls CRC64NVME.
+/// Costs one pass over the bytes, at or near the memory read bandwidth of a core; `benches/seal.rs` measures how near.
+/// S3 calls this value CRC64NVME.
 #[must_use]
 pub fn crc64(bytes: &[u8]) -> u64 {
     Backend::fastest().extend(ALL_ONES, bytes) ^ ALL_ONES
@@ -35,7 +35,7 @@ pub struct Crc64Digest {
 }
 
 impl Crc64Digest {
-    /// A digest of no bytes yet; its value is 0.
+    /// Makes a digest of no bytes yet; its value is 0.
     #[must_use]
     pub fn new() -> Self {
         Self { register: ALL_ONES }
@@ -46,7 +46,7 @@ impl Crc64Digest {
         self.register = Backend::fastest().extend(self.register, bytes);
     }
 
-    /// The checksum of everything appended so far. More may be appended afterwards.
+    /// Returns the checksum of everything appended so far. More may be appended afterwards.
     #[must_use]
     pub fn finalize(&self) -> u64 {
         self.register ^ ALL_ONES
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Longer than the widest fold several times over, so that every loop of every back end runs.
+    /// Length several times the widest fold, so that every loop of every back end runs.
     const LONGEST_BYTES: usize = 5000;
 
     /// The check value of the specification: the nine ASCII digits.

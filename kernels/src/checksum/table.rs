@@ -1,10 +1,10 @@
-//! A byte at a time, from a table: what is left when the wide loops are done.
+//! A byte at a time, from a table: for the bytes that the wide loops leave.
 //!
 //! Owns: extending a register by few bytes. Does not own: long buffers (a table does about 300 MB/s).
 
 use super::field::POLYNOMIAL;
 
-/// What eight shifts do to each value of the register's lowest byte.
+/// The effect of eight shifts on each value of the register's lowest byte.
 static AFTER_BYTE: [u64; 256] = after_byte();
 
 /// Appends `bytes` to a register, without its initial or final inversion.

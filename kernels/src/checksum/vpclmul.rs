@@ -3,10 +3,10 @@
 //! Owns: the one loop that this crate writes with processor instructions; unsafe code is allowed here. Does not
 //! own: the choice to use it (`backend`), or its constants (`field`).
 //!
-//! Method: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel,
-//! 2009). The message is held as a few running blocks; each is moved over the bytes that come next by two
-//! carry-less multiplications, and XORed with them. At the end the blocks are brought together into one of 128
-//! bits, which has the message's remainder, and the table finishes it like any other 16 bytes.
+//! Method: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009). The
+//! message is held as a few running blocks. Two carry-less multiplications move a block over the next bytes, and the
+//! block is XORed with them. At the end the blocks are joined into one of 128 bits with the message's remainder, and
+//! the table finishes it like any other 16 bytes.
 
 use super::field::fold_over;
 use super::table;
@@ -17,23 +17,23 @@ use std::arch::x86_64::{
 };
 use std::mem;
 
-/// One register's width.
+/// Width of a register.
 const LANE_BYTES: usize = 32;
-/// Registers that run side by side. One multiplication takes 4 cycles and one can start every cycle or two;
-/// eight registers with two multiplications each keep the unit busy, and leave eight of the sixteen registers
-/// for the multipliers and what is in flight.
+/// Registers that run side by side. A multiplication takes 4 cycles, and one can start every cycle or two. Eight
+/// registers with two multiplications each keep the unit busy, and leave eight of the sixteen registers for the
+/// multipliers and pending values.
 const LANES: usize = 8;
-/// How far ahead of the loop memory is asked for. The processor's own prefetch stops at each 4 KiB page; this
-/// goes over the boundary, and hides the wait for the first lines of the next page.
+/// How far ahead of the loop memory is prefetched. The processor's own prefetch stops at each 4 KiB page; this prefetch
+/// crosses the boundary, and hides the wait for the first lines of the next page.
 const PREFETCH_BYTES: usize = 4096;
 const CACHE_LINE_BYTES: usize = 64;
 
-/// Over `LANES` registers, over one, and over half of one.
+/// Multipliers over `LANES` registers, over one, and over half of one.
 const OVER_STRIDE: [u64; 2] = fold_over(256);
 const OVER_LANE: [u64; 2] = fold_over(32);
 const OVER_HALF_LANE: [u64; 2] = fold_over(16);
 
-/// Whether this processor, and the operating system on it, run this module's instructions.
+/// Returns whether this processor, and the operating system on it, run this module's instructions.
 pub(super) fn is_available() -> bool {
     is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("vpclmulqdq")
@@ -44,7 +44,7 @@ pub(super) fn is_available() -> bool {
 /// Appends `bytes` to a raw register.
 ///
 /// # Panics
-/// When the instructions are missing: a wrong choice of back end is our own mistake.
+/// When the instructions are missing: a wrong choice of back end is an error of this crate.
 pub(super) fn extend(register: u64, bytes: &[u8]) -> u64 {
     assert!(is_available(), "this processor has no VPCLMULQDQ: use another back end");
     // SAFETY: the assertion above found every feature that `fold` is compiled for.
@@ -55,7 +55,7 @@ pub(super) fn extend(register: u64, bytes: &[u8]) -> u64 {
 fn fold(register: u64, bytes: &[u8]) -> u64 {
     let (lanes, tail) = bytes.as_chunks::<LANE_BYTES>();
     let (strides, single_lanes) = lanes.as_chunks::<LANES>();
-    // The register is XORed into the first eight bytes: they are where it would be when they are shifted in.
+    // The register is XORed into the first eight bytes, which is its place when they are shifted in.
     let entering = _mm256_zextsi128_si256(_mm_set_epi64x(0, register.cast_signed()));
 
     let (mut block, rest) = match (strides, single_lanes) {
@@ -85,13 +85,13 @@ fn fold(register: u64, bytes: &[u8]) -> u64 {
     table::extend(remainder, tail)
 }
 
-/// The two multipliers, in each half of a register.
+/// Returns the two multipliers, in each half of a register.
 #[target_feature(enable = "avx2")]
 fn multipliers([first, last]: [u64; 2]) -> __m256i {
     _mm256_broadcastsi128_si256(_mm_set_epi64x(last.cast_signed(), first.cast_signed()))
 }
 
-/// Moves both halves of `block` over the multipliers' distance and adds what is there.
+/// Moves both halves of `block` over the multipliers' distance and adds `next`.
 #[target_feature(enable = "avx2,vpclmulqdq")]
 fn advance(block: __m256i, multipliers: __m256i, next: __m256i) -> __m256i {
     let first = _mm256_clmulepi64_epi128::<0x00>(block, multipliers);
@@ -113,18 +113,18 @@ fn join_halves(block: __m256i) -> [u8; 16] {
     std::array::from_fn(|at| if at < 8 { low[at] } else { high[at - 8] })
 }
 
-/// Asks for the cache lines that are due in `PREFETCH_BYTES`.
+/// Prefetches the cache lines that are due in `PREFETCH_BYTES`.
 #[target_feature(enable = "sse")]
 fn prefetch(stride: &[[u8; LANE_BYTES]; LANES]) {
     let ahead = stride.as_ptr().cast::<i8>().wrapping_add(PREFETCH_BYTES);
     for line in 0..size_of_val(stride) / CACHE_LINE_BYTES {
-        // A hint never faults, so the address need not be one of ours.
+        // A hint never faults, so the address need not be valid.
         _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line * CACHE_LINE_BYTES));
     }
 }
 
-/// A copy by value: the pointer intrinsics check their arguments in builds with debug assertions, which takes
-/// two thirds of the speed there.
+/// Copies by value: the pointer intrinsics check their arguments in builds with debug assertions, which costs two
+/// thirds of the speed there.
 #[target_feature(enable = "avx2")]
 fn load(bytes: &[u8; LANE_BYTES]) -> __m256i {
     // SAFETY: both types are 32 bytes, and every pattern of bits is a value of both.

@@ -1,10 +1,10 @@
-//! Whether lengths, indices and blocks fit each other.
+//! Checks whether lengths, indices and blocks fit each other.
 //!
 //! Owns: the checks before anything is read or changed. Does not own: whether values are finite, which takes a pass.
 
 use super::{BLOCK_MAX, CHUNK_ELEMENTS_MAX, CompressError, Compressed, SparseChunk, Values};
 
-/// Whether a residual is as long as its gradient.
+/// Checks that a residual is as long as its gradient.
 pub(super) fn residual(values: Values<'_>, residual: Option<&[f32]>) -> Result<(), CompressError> {
     residual.map_or(Ok(()), |residual| length("the residual", residual.len(), values.len()))
 }
@@ -13,18 +13,18 @@ pub(super) fn length(what: &'static str, found: usize, expected: usize) -> Resul
     if found == expected { Ok(()) } else { Err(CompressError::Length { what, found, expected }) }
 }
 
-/// The elements that a chunk is to have, and where it is to begin.
+/// Returns where a chunk has to begin, and how many elements it has to have.
 pub(super) fn chunk_range(len: usize, chunk_elements: usize, chunk: usize) -> (usize, usize) {
     let begin = chunk.saturating_mul(chunk_elements).min(len);
     (begin, chunk_elements.min(len - begin))
 }
 
 impl Compressed {
-    /// Whether the parts fit each other: for gradients that come from outside. Reads all indices, and no values: a value that is
-    /// not finite is the writer's.
+    /// Checks that the parts fit each other: for gradients that come from outside. Reads all indices, and no values: a value that is not
+    /// finite is the writer's error.
     ///
     /// # Errors
-    /// The first part that does not fit.
+    /// An error for the first part that does not fit.
     pub fn check(&self) -> Result<(), CompressError> {
         match self {
             Self::Int8 { len, block, scales, values } => {

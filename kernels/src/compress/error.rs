@@ -1,10 +1,10 @@
-//! Why a gradient is not compressed, or not added: what does not fit, and both numbers.
+//! Why a gradient is not compressed, or not added: the part that does not fit, and both numbers.
 //!
-//! Owns: the error of every back end's checks. Does not own: what a missing device says (`crate::cuda`).
+//! Owns: the error of every back end's checks. Does not own: the errors of a missing device (`crate::cuda`).
 
 use std::fmt;
 
-/// A setting, a length, a value or an index does not fit. Nothing was changed, but for [`Self::Residual`].
+/// A setting, a length, a value or an index does not fit. Nothing was changed, except for [`Self::Residual`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum CompressError {
     /// The part to keep is not above 0 and at most 1.
@@ -14,53 +14,53 @@ pub enum CompressError {
     },
     /// A setting is 0 or too large.
     Setting {
-        /// Its name.
+        /// The setting's name.
         name: &'static str,
         /// The value found.
         found: usize,
         /// The most it may be.
         most: usize,
     },
-    /// A slice has another length than it should.
+    /// A slice has a length that does not fit.
     Length {
-        /// Which one.
+        /// The slice.
         what: &'static str,
-        /// Its elements.
+        /// The slice's length, in elements.
         found: usize,
         /// The length that fits.
         expected: usize,
     },
-    /// The gradient has a NaN or an infinity: its step was none (see the module's text).
+    /// The gradient has a NaN or an infinity: no optimizer step was taken with it (see the module's text).
     NotFinite {
         /// The first such element, from 0.
         index: usize,
     },
-    /// The gradient is finite, and its sum with the residual is not. The residual may have changed, and is of no more use: fill
-    /// it with zeros.
+    /// The gradient is finite, and its sum with the residual is not. The residual may have changed, and can no longer be used: fill it with
+    /// zeros.
     Residual {
         /// The first such element, from 0.
         index: usize,
     },
     /// Indices of a sparse chunk are not strictly ascending, or not within their chunk.
     Index {
-        /// Which chunk, from 0.
+        /// The chunk's number, from 0.
         chunk: usize,
-        /// Which entry of the chunk, from 0.
+        /// The entry's number in the chunk, from 0.
         entry: usize,
         /// The index there.
         found: i32,
         /// The least it may be: one more than the index before.
         least: i64,
-        /// The chunk's elements: it must be below.
+        /// The number of the chunk's elements: the index must be below.
         elements: usize,
     },
     /// A sparse chunk does not begin where the one before it ends.
     Begin {
-        /// Which chunk, from 0.
+        /// The chunk's number, from 0.
         chunk: usize,
-        /// The element that it says it begins with.
+        /// The element with which the chunk says that it begins.
         found: u64,
-        /// The element that it should begin with.
+        /// The element with which it should begin.
         expected: u64,
     },
 }

@@ -7,9 +7,8 @@ use super::sample::{Sample, magnitude};
 use super::{CompressError, Compressed, F16_MAX, INT8_MAX, SCALE_MAX, Settings, SparseChunk, Values};
 use half::f16;
 
-/// Compresses `values`, or `values + residual`, whose part that does not get through becomes the residual. A tensor that
-/// [`Settings::is_dense`] becomes INT8 blocks, others sparse with a threshold from a sample that `seed` places. (TierCheck,
-/// section 3.2.)
+/// Compresses `values`, or `values + residual`; the part that is lost becomes the residual. If [`Settings::is_dense`], a tensor becomes
+/// INT8 blocks. Other tensors become sparse, with a threshold from a sample that `seed` places. (TierCheck, section 3.2.)
 ///
 /// # Errors
 /// [`CompressError::Length`], [`CompressError::NotFinite`] or [`CompressError::Residual`].
@@ -39,11 +38,11 @@ pub fn compress(
     Ok(compressed)
 }
 
-/// `dense[i] += scale * value`, for every element of an INT8 gradient and for those that a sparse one has: the product of an
-/// INT8 value and its block's scale is rounded first, then that with `scale`, then the sum.
+/// Adds: `dense[i] += scale * value`, for every element of an INT8 gradient and for the kept elements of a sparse one. The product of an
+/// INT8 value and its block's scale is rounded first, then the product with `scale`, then the sum.
 ///
 /// # Errors
-/// Where [`Compressed::check`] finds one, or `dense` has another length.
+/// If [`Compressed::check`] finds an error, or `dense` has another length.
 pub fn accumulate(compressed: &Compressed, scale: f32, dense: &mut [f32]) -> Result<(), CompressError> {
     compressed.check()?;
     check::length("the dense tensor", dense.len(), compressed.len())?;
@@ -65,8 +64,8 @@ pub fn accumulate(compressed: &Compressed, scale: f32, dense: &mut [f32]) -> Res
     Ok(())
 }
 
-/// A block's scale is its largest magnitude, divided by 127, and at most [`SCALE_MAX`]; a value is the quotient with it, rounded to nearest, ties to
-/// even. In a block whose scale is 0 (all zeros, or all below 2⁻¹⁴³) the values are 0.
+/// Makes INT8 blocks. A block's scale is its largest magnitude, divided by 127, and at most [`SCALE_MAX`]; a value is the quotient with it,
+/// rounded to nearest, ties to even. In a block whose scale is 0 (all zeros, or all below 2⁻¹⁴³) the values are 0.
 fn int8(sums: &[f32], settings: &Settings) -> Compressed {
     let (mut scales, mut values) = (Vec::new(), Vec::new());
     for block in sums.chunks(settings.block()) {
@@ -74,7 +73,7 @@ fn int8(sums: &[f32], settings: &Settings) -> Compressed {
         let scale = (largest / INT8_MAX).min(SCALE_MAX);
         scales.push(scale);
         for value in block {
-            // A scale that is subnormal or SCALE_MAX is not exact: a quotient could be beyond 127.
+            // A scale that is subnormal or SCALE_MAX is not exact: a quotient could exceed 127.
             let quotient = (value / scale).clamp(-INT8_MAX, INT8_MAX).round_ties_even();
             #[expect(clippy::cast_possible_truncation, reason = "from -127 to 127")]
             values.push(if scale == 0.0 { 0 } else { quotient as i8 });
@@ -83,7 +82,7 @@ fn int8(sums: &[f32], settings: &Settings) -> Compressed {
     Compressed::Int8 { len: sums.len(), block: settings.block(), scales, values }
 }
 
-/// Elements whose magnitude reaches the threshold, as binary16: to nearest, ties to even, and within its finite range.
+/// Keeps elements whose magnitude reaches the threshold, as binary16: to nearest, ties to even, and within its finite range.
 fn sparse(sums: &[f32], settings: &Settings, seed: u64) -> Compressed {
     let sample = Sample::of(sums.len(), settings, seed);
     let looked_at = (0..sample.count).map(|stratum| magnitude(sums[sample.place(stratum)]));

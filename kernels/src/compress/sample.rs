@@ -1,9 +1,9 @@
-//! Which elements are looked at to find a threshold, and the threshold.
+//! The sample of elements from which a threshold follows, and the threshold.
 //!
 //! Owns: the places, which depend on the length, the settings and a seed alone, and the quantile. Does not own: the values.
 //!
-//! A tensor is cut into strata of equal length, and one element of each is looked at, at a place that the seed decides: places
-//! at a fixed distance would look at the same columns of every row of a matrix.
+//! A tensor is cut into strata of equal length, and one element of each is sampled, at a place that the seed decides: places at a fixed
+//! distance would sample the same columns of every row of a matrix.
 
 use super::{LEAST_KEPT_BITS, Settings};
 
@@ -11,11 +11,11 @@ use super::{LEAST_KEPT_BITS, Settings};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
     len: usize,
-    /// Elements per stratum, at least 1; the last one may have fewer.
+    /// Elements per stratum, at least 1; the last stratum may have fewer.
     pub(super) stride: usize,
-    /// Strata; 0 for an empty tensor.
+    /// Number of strata; 0 for an empty tensor.
     pub(super) count: usize,
-    /// How many of the sample are to be kept: at least 1, at most all.
+    /// Number of sampled elements to keep: at least 1, at most all.
     pub(super) keep: usize,
     pub(super) seed: u64,
 }
@@ -35,8 +35,8 @@ impl Sample {
         Self { len, stride, count, keep, seed }
     }
 
-    /// The element of stratum `stratum` that is looked at: the upper 64 bits of the stratum's length times a random number of 64
-    /// bits (SplitMix64, Steele, Lea and Flood 2014, at this place of its sequence).
+    /// Returns the sampled element of stratum `stratum`: the upper 64 bits of the stratum's length times a random number of 64 bits
+    /// (SplitMix64, Steele, Lea and Flood 2014, at this place of its sequence).
     pub(super) fn place(&self, stratum: usize) -> usize {
         let begin = stratum * self.stride;
         let elements = self.stride.min(self.len - begin);
@@ -50,8 +50,8 @@ impl Sample {
         begin + within
     }
 
-    /// The magnitude, as bits, from which on elements are kept: that of the sample's element at this rank from above, and at
-    /// least [`LEAST_KEPT_BITS`]. Magnitudes of finite values are in the order of their bits.
+    /// Returns the magnitude, as bits, from which on elements are kept: that of the sample's element at this rank from above, and at least
+    /// [`LEAST_KEPT_BITS`]. Magnitudes of finite values are in the order of their bits.
     pub(super) fn threshold(&self, mut magnitudes: Vec<u32>) -> u32 {
         if magnitudes.is_empty() {
             return LEAST_KEPT_BITS;
@@ -62,7 +62,7 @@ impl Sample {
     }
 }
 
-/// The bits of a value without its sign.
+/// Returns the bits of a value without its sign.
 pub(super) fn magnitude(value: f32) -> u32 {
     value.to_bits() & 0x7fff_ffff
 }

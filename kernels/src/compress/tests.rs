@@ -1,12 +1,12 @@
-//! Do all back ends do what the reference does, and is the reference right?
+//! Tests that all back ends compute the same as the reference, and that the reference is right.
 //!
-//! Owns: the cases that every back end is held to, the device's too. Does not own: anything that is timed.
+//! Owns: the cases for every back end, the device's too. Does not own: timed tests.
 
 use super::*;
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-/// A plain generator, so that a failure's seed says everything.
+/// A plain generator, so that a failure can be repeated from its seed.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -21,14 +21,14 @@ impl Random {
         self.0
     }
 
-    /// From -1 to 1, most of them small.
+    /// Returns a value from -1 to 1, most of them small.
     fn small(&mut self) -> f32 {
         let uniform = |bits: u64| f32::from(u16::try_from(bits & 0xffff).expect("16 bits")) / 65536.0 - 0.5;
         let bits = self.next();
         8.0 * uniform(bits) * uniform(bits >> 16) * uniform(bits >> 32)
     }
 
-    /// Any finite value at all.
+    /// Returns any finite value at all.
     fn any_finite(&mut self) -> f32 {
         let value = f32::from_bits(u32::try_from(self.next() >> 32).expect("32 bits"));
         if value.is_finite() { value } else { 1e-42 }
@@ -42,7 +42,7 @@ pub(super) struct Case {
     pub(super) residual: Vec<f32>,
 }
 
-/// The kinds of values that gradients and residuals have, at lengths about the sizes of blocks, warps and pieces.
+/// Returns the kinds of values that gradients and residuals have, at lengths about the sizes of blocks, warps and pieces.
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |name: &str, len: usize, value: &mut dyn FnMut(&mut Random) -> f32, residual: f32| {
@@ -81,7 +81,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Settings that make all of it happen on small tensors: dense and sparse, odd blocks, samples of all and of few, many chunks.
+/// Returns settings that reach every path on small tensors: dense and sparse, odd blocks, samples of all and of few, many chunks.
 pub(super) fn all_settings() -> Vec<Settings> {
     let new = |ratio, block, sample| Settings::new(ratio, block, sample).expect("in range");
     let sparse = |settings: Settings, chunk| {
@@ -102,7 +102,7 @@ pub(super) fn all_settings() -> Vec<Settings> {
     .collect()
 }
 
-/// The same gradient as 16-bit floats, as far as these are finite.
+/// Returns the same gradient as 16-bit floats, as far as these are finite.
 pub(super) fn halves(gradient: &[f32]) -> (Vec<bf16>, Vec<f16>) {
     let bf16s = gradient.iter().map(|&value| bf16::from_f32(value.clamp(-3e38, 3e38))).collect();
     let f16s = gradient.iter().map(|&value| f16::from_f32(value.clamp(-65_504.0, 65_504.0))).collect();
@@ -113,7 +113,7 @@ pub(super) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Bit for bit: `==` has 0 equal to -0.
+/// Compares bit for bit: `==` has 0 equal to -0.
 pub(super) fn same(found: &Compressed, expected: &Compressed) -> bool {
     let scales = |compressed: &Compressed| match compressed {
         Compressed::Int8 { scales, .. } => bits(scales),
@@ -128,7 +128,7 @@ pub(super) fn same(found: &Compressed, expected: &Compressed) -> bool {
 pub(super) type Run =
     dyn Fn(Values<'_>, Option<&mut [f32]>, &Settings, u64) -> Result<Compressed, CompressError>;
 
-/// Every case as every kind, by `run` and by the reference.
+/// Checks `run` against the reference, for every case in every kind of values.
 pub(super) fn agree_in_all_cases(settings: &[Settings], run: &Run) {
     for case in cases() {
         let (bf16s, f16s) = halves(&case.gradient);

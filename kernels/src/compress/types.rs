@@ -1,6 +1,6 @@
-//! Gradients as they come, and as they are kept.
+//! Gradients as input, and as compressed values.
 //!
-//! Owns: their shapes. Does not own: whether a compressed gradient from elsewhere is one (`check`).
+//! Owns: their shapes. Does not own: whether a compressed gradient from elsewhere is valid (`check`).
 
 use half::{bf16, f16};
 use std::ops::Range;
@@ -17,7 +17,7 @@ pub enum Values<'a> {
 }
 
 impl Values<'_> {
-    /// How many elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -27,13 +27,13 @@ impl Values<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Element `index` as f32, which is exact.
+    /// Returns element `index` as f32, which is exact.
     pub(super) fn get(&self, index: usize) -> f32 {
         match self {
             Self::F32(values) => values[index],
@@ -60,18 +60,18 @@ pub enum Compressed {
         len: usize,
         /// Elements per block, at least 1; the last block may have fewer.
         block: usize,
-        /// One per started block: its largest magnitude, divided by 127.
+        /// Scales, an f32 per started block: the block's largest magnitude, divided by 127.
         scales: Vec<f32>,
-        /// One per element, -127 to 127.
+        /// Values, an i8 per element, -127 to 127.
         values: Vec<i8>,
     },
-    /// The largest elements, others are 0. 6 bytes per element that is kept.
+    /// The largest elements; the others are 0. 6 bytes per element that is kept.
     Sparse {
         /// Elements of the tensor.
         len: usize,
         /// Elements per chunk, at least 1; the last chunk may have fewer.
         chunk_elements: usize,
-        /// ⌈`len` / `chunk_elements`⌉ chunks, in order, also those in which nothing is kept.
+        /// ⌈`len` / `chunk_elements`⌉ chunks, in order, including chunks in which nothing is kept.
         chunks: Vec<SparseChunk>,
     },
 }
@@ -79,7 +79,7 @@ pub enum Compressed {
 /// The kept part of one chunk of a sparse gradient.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SparseChunk {
-    /// The element of the tensor that the chunk begins with.
+    /// The element of the tensor with which the chunk begins.
     pub begin: u64,
     /// Places within the chunk, strictly ascending, from 0.
     pub indices: Vec<i32>,
@@ -88,7 +88,7 @@ pub struct SparseChunk {
 }
 
 impl Compressed {
-    /// Elements of the tensor.
+    /// Returns the number of elements of the tensor.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "an empty tensor is no special case to any caller")]
     pub fn len(&self) -> usize {
@@ -97,7 +97,7 @@ impl Compressed {
         }
     }
 
-    /// Elements that are kept.
+    /// Returns the number of elements that are kept.
     #[must_use]
     pub fn kept(&self) -> usize {
         match self {
@@ -106,7 +106,7 @@ impl Compressed {
         }
     }
 
-    /// Bytes of scales, values and indices.
+    /// Returns the bytes of scales, values and indices.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         match self {

@@ -1,7 +1,7 @@
-//! From CUDA C++ text to a device's machine code, by NVRTC, at run time.
+//! Compiles CUDA C++ text to a device's machine code, by NVRTC, at run time.
 //!
-//! Owns: the compiler's options, which fix what the arithmetic means, and its errors; unsafe code is allowed here. Does not
-//! own: the sources (each kernel's folder has its own), or loading what comes out (`device`).
+//! Owns: the compiler's options, which fix the meaning of the arithmetic, and its errors; unsafe code is allowed here. Does not own: the
+//! sources (each kernel's folder has its own), or loading the machine code (`device`).
 //!
 //! The result is machine code for one architecture, not PTX: a driver older than the compiler could not read its PTX.
 
@@ -10,25 +10,25 @@ use cudarc::nvrtc::{result, sys};
 use std::ffi::CString;
 use std::sync::OnceLock;
 
-/// The arithmetic of the host: no product and sum is contracted into one rounding, division and square root are rounded
+/// Options for the arithmetic of the host: no product and sum is contracted into one rounding, division and square root are rounded
 /// correctly, subnormals are kept.
 const OPTIONS: [&str; 5] =
     ["--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false", "--std=c++17"];
 
-/// One source of device code. The name is a key for caches and the word in errors.
+/// A source of device code. The name is a key for caches and identifies the source in errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Unique within this crate.
+    /// The name, unique within this crate.
     pub name: &'static str,
-    /// CUDA C++ that needs no header.
+    /// The text: CUDA C++ that needs no header.
     pub text: &'static str,
 }
 
-/// Most bytes of machine code, or of the compiler's words, that are taken from NVRTC: far more than a kernel has.
+/// Most bytes of machine code, or of the compiler's log, that are taken from NVRTC: far more than a kernel has.
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
 
-/// Whether NVRTC's library can be loaded here, and is NVRTC: a library of its name without its functions (some packages have
-/// one to link against) is none. Asked once per process.
+/// Returns whether NVRTC's library can be loaded here, and is NVRTC. A library of that name without its functions does not count (some
+/// packages have one to link against). Checked once per process.
 #[must_use]
 pub fn compiler_is_here() -> bool {
     static HERE: OnceLock<bool> = OnceLock::new();
@@ -44,11 +44,11 @@ pub fn compiler_is_here() -> bool {
     })
 }
 
-/// Machine code (a cubin) of `source` for an architecture such as `sm_90`. Takes some hundred milliseconds.
+/// Returns machine code (a cubin) of `source` for an architecture such as `sm_90`. Takes some hundred milliseconds.
 ///
 /// # Errors
-/// [`CudaError::NoCompiler`] without NVRTC; [`CudaError::Compile`] with the compiler's words where it refuses the source or
-/// does not know the architecture.
+/// [`CudaError::NoCompiler`] without NVRTC; [`CudaError::Compile`] with the compiler's log if it refuses the source or does not know the
+/// architecture.
 pub fn compile(source: Source, arch: &str) -> Result<Vec<u8>, CudaError> {
     if !compiler_is_here() {
         return Err(CudaError::NoCompiler);
@@ -112,8 +112,7 @@ impl Drop for Program {
     }
 }
 
-/// For the tests of every kernel: compiles `source` for the oldest and the newest architecture that we ship for, where NVRTC
-/// is found.
+/// Compiles `source` for the oldest and the newest supported architecture, if NVRTC is found: for the tests of every kernel.
 ///
 /// # Panics
 /// When it does not compile, or when NVRTC is missing and `TIDEMARK_REQUIRED=1` asks for it.

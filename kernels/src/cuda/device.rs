@@ -3,7 +3,7 @@
 //! Owns: opening a device once per process, and the cache of modules per device; unsafe code is allowed here. Does not own:
 //! any kernel or launch.
 //!
-//! The context is the primary one, which torch uses too: memory and streams of both are each other's.
+//! The context is the primary one, which torch uses too: each can use the other's memory and streams.
 
 use super::compile::{Source, compile};
 use super::error::CudaError;
@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Whether the driver's library can be loaded here, and has a driver's functions. Asked once per process.
+/// Returns whether the driver's library can be loaded here, and has a driver's functions. Checked once per process.
 #[must_use]
 pub fn driver_is_here() -> bool {
     static HERE: OnceLock<bool> = OnceLock::new();
@@ -30,7 +30,7 @@ pub fn driver_is_here() -> bool {
     })
 }
 
-/// How many devices the driver sees; 0 without a driver.
+/// Returns the number of devices that the driver sees; 0 without a driver.
 #[must_use]
 pub fn devices() -> usize {
     if !driver_is_here() {
@@ -39,7 +39,7 @@ pub fn devices() -> usize {
     CudaContext::device_count().ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
 }
 
-/// One CUDA device. There is one of these per ordinal and process, held until the process ends.
+/// A CUDA device. There is one value per ordinal and process, held until the process ends.
 pub struct Device {
     context: Arc<CudaContext>,
     background: Arc<CudaStream>,
@@ -50,8 +50,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// The device of this ordinal, counted from 0 as torch counts. The first call per device waits for the work that the
-    /// device has, once, because it makes a stream.
+    /// Opens the device of this ordinal, counted from 0 as torch counts. The first call per device waits once for all present work of the
+    /// device, because it makes a stream.
     ///
     /// # Errors
     /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], or the driver's own error.
@@ -95,48 +95,48 @@ impl Device {
         Ok(Self { context, background, arch, name, modules: Mutex::default(), tables: Mutex::default() })
     }
 
-    /// The context, for allocations and copies. Calls that make it current leave it so: hold [`Self::enter`]'s guard around
-    /// them on a thread that others' CUDA code shares.
+    /// Returns the context, for allocations and copies. Calls that make it current leave it so: hold [`Self::enter`]'s guard around them on
+    /// a thread that other CUDA code shares.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
 
-    /// A stream of the lowest priority that does not wait for the default stream: work that yields to training.
+    /// Returns a stream of the lowest priority that does not wait for the default stream: for work that yields to training.
     #[must_use]
     pub fn background(&self) -> &Arc<CudaStream> {
         &self.background
     }
 
-    /// The architecture that modules are compiled for, such as `sm_90`.
+    /// Returns the architecture for which modules are compiled, such as `sm_90`.
     #[must_use]
     pub fn arch(&self) -> &str {
         &self.arch
     }
 
-    /// The device's name, as the driver has it.
+    /// Returns the device's name, as the driver has it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The memory that [`Self::scratch`] lends.
+    /// Returns the memory that [`Self::scratch`] lends.
     pub(super) fn tables(&self) -> &Mutex<Scratch> {
         &self.tables
     }
 
-    /// Makes the context current on this thread; what was current before is again when the guard goes.
+    /// Makes the context current on this thread; dropping the guard restores the one before.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn enter(&self) -> Result<Entered, CudaError> {
         let entered = Entered::remember();
         self.context.bind_to_thread().map_err(CudaError::while_("making the device current"))?;
         Ok(entered)
     }
 
-    /// Another owner's stream (torch: `torch.cuda.current_stream().cuda_stream`; 0 is the default stream), for launches in
-    /// its order. It is not destroyed here.
+    /// Borrows another owner's stream (torch: `torch.cuda.current_stream().cuda_stream`; 0 is the default stream), for launches in its
+    /// order. Dropping the result does not destroy the stream.
     ///
     /// # Safety
     /// `stream` is 0 or a `cudaStream_t` of this device that lives until the work put on it, and every buffer allocated on
@@ -148,11 +148,11 @@ impl Device {
         unsafe { self.context.wrap_borrowed_stream(stream) }
     }
 
-    /// A function of `source`, which is compiled at its first use on this device and kept until the process ends.
+    /// Returns a function of `source`, which is compiled at its first use on this device and kept until the process ends.
     ///
     /// # Errors
-    /// [`CudaError::NoCompiler`], [`CudaError::Compile`], or the driver's error where it does not load the module or finds no
-    /// such function in it.
+    /// [`CudaError::NoCompiler`], [`CudaError::Compile`], or the driver's error if it does not load the module or finds no such function in
+    /// it.
     pub fn function(&self, source: Source, function: &str) -> Result<CudaFunction, CudaError> {
         let _entered = self.enter()?;
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
@@ -176,10 +176,10 @@ impl fmt::Debug for Device {
     }
 }
 
-/// The context that was current on this thread; it is again when this goes. torch reads its current device from there.
+/// The context that was current on this thread, restored when this is dropped. torch reads its current device from there.
 #[derive(Debug)]
 pub struct Entered {
-    /// Raw, so that this cannot leave its thread.
+    /// A raw pointer, so that this value cannot leave its thread.
     before: Option<sys::CUcontext>,
 }
 

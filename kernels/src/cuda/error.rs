@@ -1,12 +1,12 @@
 //! Why device code does not run, in words that say what to do.
 //!
-//! Owns: the error of everything that needs a device or its compiler. Does not own: wrong lengths and values, which each
-//! kernel's own error names before a device is asked.
+//! Owns: the error of everything that needs a device or its compiler. Does not own: wrong lengths and values, which each kernel's own error
+//! names before the device is used.
 
 use cudarc::driver::DriverError;
 use std::fmt;
 
-/// A device, its driver or its compiler did not do what was asked.
+/// A device, its driver or its compiler failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CudaError {
     /// The driver's library (libcuda) cannot be loaded.
@@ -15,18 +15,18 @@ pub enum CudaError {
     NoCompiler,
     /// The driver has no device of this ordinal.
     NoDevice {
-        /// The device that was asked for, counted from 0.
+        /// The requested device, counted from 0.
         ordinal: usize,
-        /// How many devices the driver sees.
+        /// The number of devices that the driver sees.
         devices: usize,
     },
     /// The compiler refused a module.
     Compile {
         /// The module's name.
         module: &'static str,
-        /// The architecture that it was compiled for, such as `sm_90`.
+        /// The architecture for which it was compiled, such as `sm_90`.
         arch: String,
-        /// The compiler's own words.
+        /// The compiler's log.
         log: String,
     },
     /// A call to the driver failed.
@@ -39,7 +39,7 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// Turns a failed driver call into an error that says what it was for: `.map_err(CudaError::while_("…"))`.
+    /// Returns a function that turns a failed driver call into an error with its purpose: `.map_err(CudaError::while_("…"))`.
     pub(crate) fn while_(doing: &'static str) -> impl Fn(DriverError) -> Self {
         move |source| Self::Driver { doing, source }
     }

@@ -1,8 +1,8 @@
-//! Shared by all device code: the device, its compiler, its errors.
+//! Code shared by all device code: the device, its compiler, its errors.
 //!
-//! Owns: opening a device by its ordinal, compiling sources for it, and saying what is missing. Does not own: any kernel
-//! (they lie in `<topic>/cuda/`). The cargo feature `cuda` brings it; libraries are found at run time, and without them
-//! everything here answers with a [`CudaError`].
+//! Owns: opening a device by its ordinal, compiling sources for it, and errors for missing parts. Does not own: any kernel (they lie in
+//! `<topic>/cuda/`). The cargo feature `cuda` adds this module; libraries are found at run time, and without them every call returns a
+//! [`CudaError`].
 
 pub(crate) mod compile;
 mod device;

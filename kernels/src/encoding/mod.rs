@@ -1,8 +1,8 @@
-//! One chunk made smaller, and made itself again.
+//! Encodes one chunk to fewer bytes, and decodes it.
 //!
-//! Owns: the bytes of an encoded chunk, which way a chunk is encoded, and reading them back without trusting a length in
-//! them. Does not own: how elements become planes (`planes`), which files are encoded, where encoded chunks lie, or that
-//! what came back is what was meant (the caller has the chunk's checksum).
+//! Owns: the bytes of an encoded chunk, the choice of its form, and decoding without trusting a length in them. Does not own: how elements
+//! become planes (`planes`), which files are encoded, where encoded chunks lie, or whether the decoded bytes are the right ones (the caller
+//! has the chunk's checksum).
 //!
 //! ```text
 //! byte 0   0: the chunk as it is follows    1: one zstd frame follows    2, 4: planes of elements of so many bytes
@@ -21,49 +21,49 @@ use std::io;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::{CParameter, Strategy};
 
-/// How a chunk may be made smaller. Each chunk says for itself what became of it.
+/// The codec for chunks. Each chunk itself names the form that was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codec {
     /// zstd over the bytes as they are.
     Zstd,
-    /// Exponents and mantissas apart, each plane by zstd where that helps; plain zstd where elements are not numbers.
+    /// Exponents and mantissas apart, each plane by zstd if that helps; plain zstd if elements are not numbers.
     Planes,
 }
 
-/// How hard zstd tries where bytes are not in planes. `benches/encode.rs` measures 1 and 3: on weights 3 gains nothing, on
-/// optimizer states up to three parts in a hundred, and it takes up to twice as long.
+/// zstd's level for bytes that are not in planes. `benches/encode.rs` measures 1 and 3: on weights 3 gains nothing, on optimizer states up
+/// to three parts in a hundred, and it takes up to twice as long.
 pub const LEVEL: i32 = 1;
 
-/// What is not made smaller by at least one part in so many stays as it is: reading it back would cost more than the
-/// room it takes.
+/// Divisor of a chunk for the least gain: a chunk that shrinks by less stays as it is, because decoding would cost more than the bytes it
+/// saves.
 pub const LEAST_GAIN: usize = 32;
 
-/// What an encoded chunk may have beyond the chunk itself: its first byte.
+/// Most bytes by which an encoded chunk may exceed the chunk: its first byte.
 pub const OVERHEAD_BYTES: usize = 1;
 
-/// Pieces of a chunk that are tried before it is encoded, and their size: 64 KiB of 8 MiB cost 1 % of the work, and
-/// eight places see both halves of a chunk in which one tensor ends and another begins.
+/// Pieces of a chunk that are tried before it is encoded, and their size: 64 KiB of 8 MiB cost 1 % of the work. Eight places see both
+/// halves of a chunk in which one tensor ends and another begins.
 const SAMPLE_PIECES: usize = 8;
 const SAMPLE_PIECE_BYTES: usize = 8 << 10;
 
 const AS_IT_IS: u8 = 0;
 const ZSTD: u8 = 1;
 
-/// The shortest repetition that is looked for in a plane, and the size of the table it is looked for in: zstd's longest and
-/// smallest. Exponents have few values, so some in a row are often seen again, and saying where costs more than saying them.
-/// By the usual search BF16 weights came to 0.70 of their size at level 3 and to 0.68 at level 1; by this to 0.66, which is
-/// what their exponents' entropy allows, in less time.
+/// The shortest repetition that zstd looks for in a plane, and the size of its table: zstd's longest and smallest. Exponents have few
+/// values, so short sequences often repeat, and encoding the reference costs more than encoding the sequence. By the usual search BF16
+/// weights came to 0.70 of their size at level 3 and to 0.68 at level 1; by this to 0.66, the limit of their exponents' entropy, in less
+/// time.
 const PLANE_MATCH_BYTES_MIN: u32 = 7;
 const PLANE_TABLE_LOG: u32 = 6;
 
-/// Set in a plane's length where the plane is as it is.
+/// Bit that is set in a plane's length if the plane is not compressed.
 const PLANE_AS_IT_IS: u32 = 1 << 31;
 const PLANE_HEAD_BYTES: usize = 4;
 
-/// Encodes chunks, one after the other; keeps what zstd needs between them (1 MiB at level 1) and room for planes.
+/// Encodes chunks, one after the other; keeps zstd's state between them (1 MiB at level 1) and room for planes.
 pub struct Encoder {
     zstd: Compressor<'static>,
-    /// For planes.
+    /// The compressor for planes.
     plane_zstd: Compressor<'static>,
     planes: Vec<u8>,
     sample: Vec<u8>,
@@ -77,13 +77,15 @@ impl fmt::Debug for Encoder {
 }
 
 impl Encoder {
+    /// Makes an encoder of level [`LEVEL`].
+    ///
     /// # Errors
     /// zstd has no memory for its tables.
     pub fn new() -> io::Result<Self> {
         Self::with_level(LEVEL)
     }
 
-    /// As [`Self::new`], trying as hard as `level` says.
+    /// Makes an encoder of this level of zstd.
     ///
     /// # Errors
     /// zstd has no memory for its tables, or no such level.
@@ -95,8 +97,8 @@ impl Encoder {
         Ok(Self { zstd, plane_zstd, planes: Vec::new(), sample: Vec::new(), tried: Vec::new() })
     }
 
-    /// Replaces what is in `out` by `chunk`, encoded; at most [`OVERHEAD_BYTES`] longer than it. The same chunk always
-    /// becomes the same bytes.
+    /// Replaces the content of `out` by `chunk`, encoded; at most [`OVERHEAD_BYTES`] longer than `chunk`. The same chunk always becomes the
+    /// same bytes.
     ///
     /// # Errors
     /// zstd has no memory.
@@ -115,7 +117,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// The form in which a sample of the chunk is smallest; none where no form gains.
+    /// Returns the form in which a sample of the chunk is smallest; `None` if no form gains.
     fn choose(&mut self, codec: Codec, chunk: &[u8]) -> io::Result<Option<Form>> {
         let forms: &[Form] = match codec {
             Codec::Zstd => &[Form::Zstd],
@@ -127,8 +129,8 @@ impl Encoder {
         for form in forms {
             tried.clear();
             self.write(*form, &sample, &mut tried)?;
-            // Clearly smaller than the one before: over a whole chunk zstd finds more that repeats than in a sample, and
-            // two BF16 in planes of four are as small as in planes of two.
+            // Must be clearly smaller than the form before: over a whole chunk zstd finds more repetitions than in a sample, and two BF16
+            // in planes of four are as small as in planes of two.
             let least = best.map_or(sample.len(), |(_, length)| length);
             if tried.len() < least.saturating_sub(sample.len() / LEAST_GAIN) {
                 best = Some((*form, tried.len()));
@@ -176,7 +178,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Whether a sample of a plane gains; a plane of mantissas does not, and is not worth the whole try.
+    /// Returns whether a sample of a plane gains; a plane of mantissas does not, and is not worth a full try.
     fn plane_shrinks(&mut self, plane: &[u8]) -> io::Result<bool> {
         if plane.len() <= SAMPLE_PIECES * SAMPLE_PIECE_BYTES {
             return Ok(true);
@@ -188,7 +190,7 @@ impl Encoder {
     }
 }
 
-/// Appends one zstd frame of `bytes`; gives its length.
+/// Appends one zstd frame of `bytes`; returns its length.
 fn frame_of(zstd: &mut Compressor<'_>, bytes: &[u8], out: &mut Vec<u8>) -> io::Result<usize> {
     let at = out.len();
     out.resize(at + zstd::zstd_safe::compress_bound(bytes.len()), 0);
@@ -197,7 +199,7 @@ fn frame_of(zstd: &mut Compressor<'_>, bytes: &[u8], out: &mut Vec<u8>) -> io::R
     Ok(length)
 }
 
-/// How a chunk that is not as it is was made smaller.
+/// The form of a chunk that was made smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Zstd,
@@ -205,7 +207,7 @@ enum Form {
 }
 
 impl Width {
-    /// The first byte of a chunk in planes.
+    /// Returns the first byte of a chunk in planes.
     fn form(self) -> u8 {
         match self {
             Self::Two => 2,
@@ -222,7 +224,7 @@ fn gains(encoded: usize, plain: usize) -> bool {
     encoded < plain - plain / LEAST_GAIN
 }
 
-/// Even pieces of `bytes`, each beginning with an element; all of it where it is small.
+/// Takes even pieces of `bytes`, each beginning with an element; all of `bytes` if it is small.
 fn take_sample(bytes: &[u8], sample: &mut Vec<u8>) {
     sample.clear();
     if bytes.len() <= SAMPLE_PIECES * SAMPLE_PIECE_BYTES {
@@ -236,23 +238,23 @@ fn take_sample(bytes: &[u8], sample: &mut Vec<u8>) {
     }
 }
 
-/// Why some bytes are no encoded chunk of the length that is expected.
+/// Why bytes are not an encoded chunk of the expected length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DecodeError {
     Empty,
-    /// The first byte is none of ours.
+    /// The first byte is unknown.
     Form(u8),
-    /// So many bytes came of it, and the chunk has others.
+    /// The decoded length differs from the chunk's.
     Length {
         found: usize,
         expected: usize,
     },
-    /// It ends before what its lengths say.
+    /// The bytes end before the sum of their lengths.
     Short {
         found: usize,
         expected: usize,
     },
-    /// zstd's words.
+    /// zstd's error message.
     Frame(String),
 }
 
@@ -283,17 +285,19 @@ impl fmt::Debug for Decoder {
 }
 
 impl Decoder {
+    /// Makes a decoder.
+    ///
     /// # Errors
     /// zstd has no memory for its tables.
     pub fn new() -> io::Result<Self> {
         Ok(Self { zstd: Decompressor::new()?, planes: Vec::new() })
     }
 
-    /// Fills `chunk` with what `encoded` says, or refuses; what is in `chunk` then means nothing. Writes nothing beyond
-    /// it, and takes memory by its length alone, never by one that `encoded` says.
+    /// Fills `chunk` with the decoded bytes, or refuses; then the content of `chunk` is undefined. Writes nothing beyond `chunk`, and
+    /// allocates by its length alone, never by a length in `encoded`.
     ///
     /// # Errors
-    /// The bytes are no encoded chunk of that length. That they are the right ones is for a checksum to say.
+    /// The bytes are no encoded chunk of that length. A checksum must show that the decoded bytes are the right ones.
     pub fn decode(&mut self, encoded: &[u8], chunk: &mut [u8]) -> Result<(), DecodeError> {
         let (form, body) = encoded.split_first().ok_or(DecodeError::Empty)?;
         match *form {

@@ -1,16 +1,16 @@
 //! Elements of two or four bytes as planes, exponents apart from mantissas, and back.
 //!
-//! Owns: where each byte of an element goes. Does not own: what becomes of a plane, or bytes behind the last element.
+//! Owns: the place of each byte of an element. Does not own: the further encoding of a plane, or bytes after the last element.
 //!
-//! BF16 and FP32 have the sign in the highest bit, then eight bits of exponent, which no byte holds whole. Turned left by
-//! one bit they have the exponent in the highest byte and the sign in the lowest bit:
+//! BF16 and FP32 have the sign in the highest bit, then eight bits of exponent, which no byte holds whole. Rotated left by one bit they
+//! have the exponent in the highest byte and the sign in the lowest bit:
 //!
 //! ```text
 //! FP32   s eeeeeee | e mmmmmmm | mmmmmmmm | mmmmmmmm   ──►   eeeeeeee | mmmmmmmm | mmmmmmmm | mmmmmmm s
 //! plane                                                          3          2          1          0
 //! ```
 
-/// Bytes of an element.
+/// Number of bytes of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
     /// BF16; FP16 too, whose exponent has five bits and shares its byte.
@@ -54,7 +54,7 @@ pub fn split(width: Width, elements: &[u8], planes: &mut [u8]) {
     }
 }
 
-/// What [`split`] took apart.
+/// Restores the elements that [`split`] took apart.
 ///
 /// Panics when the two differ in length, or are no whole number of elements.
 pub fn join(width: Width, planes: &[u8], elements: &mut [u8]) {

@@ -1,4 +1,4 @@
-//! Does every chunk come back, and is everything else refused?
+//! Tests that every chunk comes back, and that everything else is refused.
 //!
 //! Owns: chunks like those of training, and hostile ones. Does not own: ratios and speed over whole tensors (`benches/encode.rs`).
 
@@ -18,7 +18,7 @@ fn round_trip(codec: Codec, chunk: &[u8]) -> Vec<u8> {
     encoded
 }
 
-/// A plain generator, so that a failure's seed says everything.
+/// A plain generator, so that a failure can be repeated from its seed.
 struct Random(u64);
 
 impl Random {
@@ -33,7 +33,7 @@ impl Random {
         self.next().to_le_bytes()[3]
     }
 
-    /// Nearly normal with deviation 0.02, as weights are.
+    /// Returns a nearly normal value with deviation 0.02, like a weight.
     fn weight(&mut self) -> f32 {
         let sum: f32 = (0..12).map(|_| f32::from(u16::from_le_bytes([self.byte(), self.byte()]))).sum();
         (sum / 65536.0 - 6.0) * 0.02
@@ -93,7 +93,7 @@ fn every_short_length_comes_back() {
     }
 }
 
-/// Written out, so that a change of the format does not go unseen.
+/// Written out, so that a change of the format fails a test.
 #[test]
 fn the_bytes_of_planes_are_those_of_the_format_note() {
     let encoded = [2, 3, 0, 0, 0x80, 3, 0, 0, 0x80, 0x01, 0x00, 0x02, 0x7f, 0x80, 0x81, 0xee];

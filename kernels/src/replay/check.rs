@@ -1,16 +1,16 @@
-//! Whether a state, its steps and their gradients fit each other, before anything is changed.
+//! Checks whether a state, its steps and their gradients fit each other, before anything is changed.
 //!
-//! Owns: every check of what callers hand in, and the factors of the steps that are applied. Does not own: the arithmetic.
+//! Owns: every check of the caller's input, and the factors of the steps that are applied. Does not own: the arithmetic.
 
 use super::{
     CHUNK_ELEMENTS_MAX, Factors, Gradient, GradientStep, HalfCopy, ReplayError, STEPS_MAX, SparseChunk,
     State, Step,
 };
 
-/// A step that is applied: its factors, and where its gradient is in the caller's list.
+/// A step that is applied: its factors and its gradient.
 pub(super) type Applied<'a> = (Factors, Gradient<'a>);
 
-/// The steps that are not skipped, with their factors. Reads the indices of sparse gradients once; nothing else of their size.
+/// Returns the steps that are not skipped, with their factors. Reads the indices of sparse gradients once; nothing else of their size.
 pub(super) fn checked<'a>(
     state: &State<'_>,
     steps: &[GradientStep<'a>],
@@ -37,7 +37,7 @@ pub(super) fn checked<'a>(
         .collect()
 }
 
-/// The factors of the steps that are not skipped, in order.
+/// Returns the factors of the steps that are not skipped, in order.
 pub(super) fn applied<'a>(
     steps: impl ExactSizeIterator<Item = &'a Step>,
 ) -> Result<Vec<Factors>, ReplayError> {
@@ -81,7 +81,7 @@ fn fits(gradient: &Gradient<'_>, step: usize, elements: usize) -> Result<(), Rep
     }
 }
 
-/// Sizes of a gradient's units: at least 1, at most `most`.
+/// Checks the size of a gradient's units: at least 1, at most `most`.
 pub(super) fn unit(step: usize, what: &'static str, found: usize, most: usize) -> Result<(), ReplayError> {
     if found == 0 || found > most {
         return Err(ReplayError::GradientUnit { step, what, found, most });
@@ -89,7 +89,7 @@ pub(super) fn unit(step: usize, what: &'static str, found: usize, most: usize) -
     Ok(())
 }
 
-/// Lengths of a gradient's parts.
+/// Checks the length of a gradient's part.
 pub(super) fn length(
     step: usize,
     what: &'static str,

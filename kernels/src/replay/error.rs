@@ -1,6 +1,6 @@
-//! Why steps are not applied: what does not fit, and both numbers.
+//! Why steps are not applied: the part that does not fit, and both numbers.
 //!
-//! Owns: the error of every back end's checks. Does not own: what a missing device says (`crate::cuda`).
+//! Owns: the error of every back end's checks. Does not own: the errors of a missing device (`crate::cuda`).
 
 use std::fmt;
 
@@ -9,29 +9,29 @@ use std::fmt;
 pub enum ReplayError {
     /// A slice of the state is not as long as the weights.
     Length {
-        /// Which one.
+        /// The slice.
         what: &'static str,
-        /// Its elements.
+        /// The slice's length, in elements.
         found: usize,
         /// The weights' elements.
         expected: usize,
     },
-    /// A part of a gradient has another length than the range asks for.
+    /// A part of a gradient has a length that does not fit the range.
     GradientLength {
-        /// Which step's.
+        /// The step's number.
         step: usize,
-        /// Which part.
+        /// The part of the gradient.
         what: &'static str,
-        /// Its length.
+        /// The part's length.
         found: usize,
         /// The length that fits.
         expected: usize,
     },
     /// A size that a gradient names (a chunk's, a block's) is 0 or too large.
     GradientUnit {
-        /// Which step's.
+        /// The step's number.
         step: usize,
-        /// Which size.
+        /// The size's name.
         what: &'static str,
         /// The size found, in elements.
         found: usize,
@@ -40,47 +40,47 @@ pub enum ReplayError {
     },
     /// Indices of a sparse gradient are not strictly ascending, or not within their chunk.
     Index {
-        /// Which step's.
+        /// The step's number.
         step: usize,
-        /// Which chunk of the gradient.
+        /// The chunk's number in the gradient.
         chunk: usize,
-        /// Which entry of the chunk.
+        /// The entry's number in the chunk.
         entry: usize,
         /// The index there.
         found: i32,
         /// The least it may be: one more than the index before.
         least: i64,
-        /// The chunk's elements: it must be below.
+        /// The number of the chunk's elements: the index must be below.
         elements: usize,
     },
     /// More steps than [`STEPS_MAX`](super::STEPS_MAX).
     Steps {
-        /// How many were handed in.
+        /// The number of steps in the call.
         found: usize,
-        /// How many may be.
+        /// The most that a call may have.
         most: usize,
     },
     /// A hyperparameter is out of its range (see [`Step`](super::Step)).
     Hyperparameter {
-        /// Which step's.
+        /// The step's number.
         step: usize,
-        /// Its name.
+        /// The hyperparameter's name.
         name: &'static str,
-        /// Its value.
+        /// The hyperparameter's value.
         value: f64,
     },
     /// Steps do not follow each other, or have the number 0: one is missing or comes twice.
     StepNumber {
-        /// Which one.
+        /// The step's number within the call.
         step: usize,
-        /// Its number.
+        /// The number that the step has.
         found: u64,
         /// The number after the last step that was not skipped.
         expected: u64,
     },
-    /// A step was taken with amsgrad, which has a third moment.
+    /// A step was taken with amsgrad, which needs a third moment.
     Amsgrad {
-        /// Which one.
+        /// The step's number.
         step: usize,
     },
 }

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 /// Applies `steps`, in order, to every element of `state`, and writes the half copy.
 ///
 /// # Errors
-/// [`ReplayError`] where something does not fit; nothing is changed then.
+/// [`ReplayError`] if something does not fit; nothing is changed then.
 pub fn replay(state: &mut State<'_>, steps: &[GradientStep<'_>]) -> Result<(), ReplayError> {
     let steps = checked(state, steps)?;
     for at in 0..state.weights.len() {
@@ -28,7 +28,7 @@ pub fn replay(state: &mut State<'_>, steps: &[GradientStep<'_>]) -> Result<(), R
     Ok(())
 }
 
-/// One step of one element: weight, `exp_avg` and `exp_avg_sq` after it. Every operation is rounded to f32 by itself, in the
+/// Applies a step to one element: returns weight, `exp_avg` and `exp_avg_sq` after it. Every operation is rounded to f32 by itself, in the
 /// order of torch's `_single_tensor_adam`. (Kingma and Ba, 2015, algorithm 1; Loshchilov and Hutter, 2019, algorithm 2.)
 #[must_use]
 pub fn update(factors: &Factors, [weight, exp_avg, exp_avg_sq]: [f32; 3], gradient: f32) -> [f32; 3] {
@@ -43,10 +43,10 @@ pub fn update(factors: &Factors, [weight, exp_avg, exp_avg_sq]: [f32; 3], gradie
     [weight, exp_avg, exp_avg_sq]
 }
 
-/// The value of `gradient` for element `at`.
+/// Returns the value of `gradient` for element `at`.
 ///
 /// # Panics
-/// When it has no such element, or is none that [`replay`] takes.
+/// When the gradient has no such element, or is one that [`replay`] refuses.
 #[must_use]
 pub fn value(gradient: &Gradient<'_>, at: usize) -> f32 {
     match *gradient {

@@ -1,14 +1,14 @@
-//! A step's hyperparameters, and the few numbers that they come to.
+//! A step's hyperparameters, and the few factors that follow from them.
 //!
-//! Owns: the arithmetic that is done once per step, in f64, on the host, so that every back end is handed the same f32
-//! factors. Does not own: what is done per element (`reference`).
+//! Owns: the arithmetic that is done once per step, in f64, on the host, so that every back end gets the same f32 factors. Does not own:
+//! the arithmetic per element (`reference`).
 
 use super::ReplayError;
 
-/// One optimizer step, as `torch.optim.Adam` or `AdamW` took it. Schedulers change these between steps.
+/// An optimizer step, as `torch.optim.Adam` or `AdamW` took it. Schedulers change these values between steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// Which step of these parameters it is: torch's `state["step"]` after it, so 1 for the first.
+    /// The number of the step of these parameters: torch's `state["step"]` after it, so 1 for the first.
     pub number: u64,
     /// The learning rate, finite and not negative.
     pub lr: f64,
@@ -22,13 +22,13 @@ pub struct Step {
     pub weight_decay: f64,
     /// How weights decay.
     pub decay: Decay,
-    /// Climb the gradient instead of going down.
+    /// Whether the step climbs the gradient instead of descending.
     pub maximize: bool,
     /// The first factor of the gradient: 1 / loss scale × clipping coefficient. Finite.
     pub gradient_scale: f64,
-    /// The loss scaler skipped this step: it changes nothing, and the step after it has its number.
+    /// Whether the loss scaler skipped this step: it changes nothing, and the next step has its number.
     pub skipped: bool,
-    /// Refused: a third moment would be needed.
+    /// Whether the step used amsgrad, which is refused: a third moment would be needed.
     pub amsgrad: bool,
 }
 
@@ -42,7 +42,7 @@ pub enum Decay {
 }
 
 impl Step {
-    /// `torch.optim.AdamW`'s defaults (lr 1e-3, betas 0.9 and 0.999, eps 1e-8, weight decay 0.01) for step `number`.
+    /// Returns a step with `torch.optim.AdamW`'s defaults (lr 1e-3, betas 0.9 and 0.999, eps 1e-8, weight decay 0.01) for step `number`.
     #[must_use]
     pub fn adamw(number: u64) -> Self {
         Self {
@@ -60,16 +60,16 @@ impl Step {
         }
     }
 
-    /// `torch.optim.Adam`'s defaults (as AdamW's, without weight decay) for step `number`.
+    /// Returns a step with `torch.optim.Adam`'s defaults (as AdamW's, without weight decay) for step `number`.
     #[must_use]
     pub fn adam(number: u64) -> Self {
         Self { weight_decay: 0.0, decay: Decay::Coupled, ..Self::adamw(number) }
     }
 
-    /// The factors of this step, which is the `at`th of its call (for the error).
+    /// Returns the factors of this step, which is the `at`th of its call (for the error).
     ///
     /// # Errors
-    /// [`ReplayError::Hyperparameter`] names one that is out of its range; [`ReplayError::Amsgrad`].
+    /// [`ReplayError::Hyperparameter`] names the first hyperparameter out of its range; [`ReplayError::Amsgrad`].
     pub fn factors(&self, at: usize) -> Result<Factors, ReplayError> {
         if self.amsgrad {
             return Err(ReplayError::Amsgrad { step: at });
@@ -125,30 +125,30 @@ impl Step {
     }
 }
 
-/// The numbers that a step multiplies, adds and divides by, for every element alike. `reference::update` says how.
+/// The numbers by which a step multiplies and divides, or which it adds, for every element alike. `reference::update` has the formula.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factors {
     /// The gradient's factor: its scale, negative where the step climbs.
     pub gradient: f32,
     /// The weight's factor before the step: 1 - lr × decay, or 1.
     pub shrink: f32,
-    /// How much of the weight is added to the gradient; 0 adds nothing, not even of an infinite weight.
+    /// The part of the weight that is added to the gradient; 0 adds nothing, not even of an infinite weight.
     pub coupled: f32,
-    /// How far `exp_avg` goes towards the gradient from itself, or, from the gradient, towards itself (then negative). torch's
-    /// `lerp` begins at the nearer end.
+    /// How far `exp_avg` moves towards the gradient, or, from the gradient, towards the old value (then negative). torch's `lerp` begins at
+    /// the nearer end.
     pub mix: f32,
     /// The factor of `exp_avg_sq`.
     pub beta2: f32,
     /// 1 - beta2, the factor of the squared gradient.
     pub fresh2: f32,
-    /// 1 / √(1 - beta2ᵗ). torch's loop divides by the root on the CPU and multiplies by this on CUDA; so do we everywhere: a
+    /// 1 / √(1 - beta2ᵗ). torch's loop divides by the root on the CPU and multiplies by this on CUDA. All back ends here multiply: a
     /// division per element is a third of the time of a step whose state is in the cache.
     pub correction: f32,
     /// The addend of the denominator.
     pub eps: f32,
     /// -lr / (1 - beta1ᵗ).
     pub stride: f32,
-    /// `mix` begins at the gradient.
+    /// Whether `mix` begins at the gradient.
     pub from_gradient: bool,
 }
 

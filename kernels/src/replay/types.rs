@@ -15,46 +15,46 @@ pub struct State<'a> {
     pub weights: &'a mut [f32],
     /// The running average of the gradient (`exp_avg`).
     pub exp_avg: &'a mut [f32],
-    /// The running average of its square (`exp_avg_sq`).
+    /// The running average of the gradient's square (`exp_avg_sq`).
     pub exp_avg_sq: &'a mut [f32],
     /// A 16-bit copy of the weights, written after the last step in the same pass.
     pub half: HalfCopy<'a>,
 }
 
-/// Where the weights go a second time, rounded to nearest, ties to even. As long as the weights.
+/// The second destination of the weights, rounded to nearest, ties to even. As long as the weights.
 #[derive(Debug, Default)]
 pub enum HalfCopy<'a> {
-    /// Nowhere.
+    /// None.
     #[default]
     None,
     /// As bfloat16.
     Bf16(&'a mut [bf16]),
-    /// As IEEE binary16. Beyond its range (65,504) it is infinity.
+    /// As IEEE binary16. Values beyond its range (65,504) become infinity.
     F16(&'a mut [f16]),
 }
 
-/// One step's gradient over the whole range: what the backward pass left, before unscaling and clipping
-/// ([`Step::gradient_scale`] does both).
+/// The gradient of a step over the whole range, as the backward pass left it, before unscaling and clipping ([`Step::gradient_scale`] does
+/// both).
 #[derive(Clone, Copy, Debug)]
 pub enum Gradient<'a> {
-    /// One value per element.
+    /// An f32 per element.
     F32(&'a [f32]),
-    /// One value per element.
+    /// A bfloat16 per element.
     Bf16(&'a [bf16]),
-    /// One value per element.
+    /// A binary16 per element.
     F16(&'a [f16]),
-    /// Few elements have one, the others' is 0: their moments decay and their weights move all the same.
+    /// Values of few elements; those of the others are 0: their moments decay and their weights move all the same.
     Sparse {
-        /// Elements per chunk; the last one may have fewer. From 1 to [`CHUNK_ELEMENTS_MAX`].
+        /// Elements per chunk; the last chunk may have fewer. From 1 to [`CHUNK_ELEMENTS_MAX`].
         chunk_elements: usize,
         /// ⌈elements / `chunk_elements`⌉ chunks, in order.
         chunks: &'a [SparseChunk<'a>],
     },
-    /// One value per element: `values[i] as f32 * scales[i / block]`.
+    /// A value per element: `values[i] as f32 * scales[i / block]`.
     Int8 {
-        /// One per element.
+        /// The values, an i8 per element.
         values: &'a [i8],
-        /// One per started block.
+        /// The scales, an f32 per started block.
         scales: &'a [f32],
         /// Elements per block, at least 1.
         block: usize,
@@ -75,12 +75,12 @@ pub struct SparseChunk<'a> {
 pub struct GradientStep<'a> {
     /// The use of the gradient.
     pub step: Step,
-    /// The gradient. A skipped step's is not looked at.
+    /// The gradient. The gradient of a skipped step is not read.
     pub gradient: Gradient<'a>,
 }
 
 impl<'a> State<'a> {
-    /// The same state, borrowed for less long.
+    /// Borrows the same state for a shorter time.
     pub(super) fn reborrow(&mut self) -> State<'_> {
         let half = match &mut self.half {
             HalfCopy::None => HalfCopy::None,

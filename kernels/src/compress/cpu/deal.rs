@@ -6,8 +6,8 @@ use crate::replay::THREADS_MAX;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// The results of `work` for the pieces, in the order of the pieces. A piece is taken when its thread is free: threads that are
-/// slower take fewer. Where the system refuses a thread, the others do its work.
+/// Returns the results of `work` for the pieces, in the order of the pieces. A free thread takes the next piece, so slower threads take
+/// fewer. If the system refuses a thread, the others do its work.
 pub(super) fn deal<T: Send, R: Send>(pieces: Vec<T>, threads: usize, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     let helpers = threads.clamp(1, THREADS_MAX).min(pieces.len().max(1)) - 1;
     if helpers == 0 {

@@ -11,7 +11,7 @@ macro_rules! for_each_backend {
         $(#[$doc])*
         ///
         /// # Panics
-        /// When the instructions are missing: a wrong choice of back end is our own mistake.
+        /// When the instructions are missing: a wrong choice of back end is an error of this crate.
         pub(super) fn $name(backend: CpuBackend, $($arg: $type),*) $(-> $out)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -49,17 +49,17 @@ macro_rules! for_each_backend {
 }
 
 for_each_backend!(
-    /// Whether all values are finite.
+    /// Returns whether all values are finite.
     finite(values: Values<'_>) -> bool,
     piece::finite
 );
 for_each_backend!(
-    /// The kept part of a sparse piece.
+    /// Returns the kept part of a sparse piece.
     sparse(of: SparsePiece<'_>) -> Found,
     piece::sparse
 );
 for_each_backend!(
-    /// Quantises a piece; false where a sum is not finite.
+    /// Quantises a piece; returns false if a sum is not finite.
     int8(of: Int8Piece<'_>) -> bool,
     piece::int8
 );

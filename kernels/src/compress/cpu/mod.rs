@@ -1,10 +1,10 @@
 //! Compression on processors: pieces dealt to threads, blocks that stay in a core's cache, loops that the compiler vectorises.
 //!
-//! Owns: the order of passes, and how pieces make one result. Does not own: the loops (`piece`), the threads (`deal`), the
-//! choice of instructions (`dispatch`).
+//! Owns: the order of passes, and how pieces make one result. Does not own: the loops (`piece`), the threads (`deal`), the choice of
+//! instructions (`dispatch`).
 //!
-//! A sparse tensor with a residual is read twice: its gradient alone first, so that one that is not finite changes nothing, then
-//! both in one pass, 16 bytes of memory traffic per element for f32. Without a residual it is read once.
+//! A sparse tensor with a residual is read twice: its gradient alone first, so that a value that is not finite changes nothing, then both
+//! in one pass, 16 bytes of memory traffic per element for f32. Without a residual the tensor is read once.
 
 mod deal;
 mod dispatch;
@@ -15,15 +15,15 @@ use super::{CompressError, Compressed, CpuBackend, INFINITY_BITS, Settings, Spar
 use deal::deal;
 use piece::{Found, Int8Piece, SparsePiece};
 
-/// Elements per piece that a thread takes: large enough (1 MiB of f32) that taking one costs nothing, small enough that a thread
-/// on a busy core delays the others by little.
+/// Elements per piece that a thread takes: so many (1 MiB of f32) that taking a piece costs nothing, and so few that a thread on a busy
+/// core hardly delays the others.
 const PIECE_ELEMENTS: usize = 1 << 18;
 
 /// Compresses `values`, or `values + residual`, as [`super::reference::compress`] does, with the widest instructions of this
 /// processor.
 ///
-/// Uses the calling thread and up to `threads - 1` more (at least 1, at most [`crate::replay::THREADS_MAX`] are used), all gone
-/// when it returns. The result does not depend on how many. Allocates the result twice, 24 KiB per thread, and the sample.
+/// Uses the calling thread and up to `threads - 1` more (at least 1, at most [`crate::replay::THREADS_MAX`] are used); all of these have
+/// ended when it returns. The result does not depend on their number. Allocates the result twice, 24 KiB per thread, and the sample.
 ///
 /// # Errors
 /// [`CompressError::Length`] or [`CompressError::NotFinite`], and nothing is changed; [`CompressError::Residual`].
@@ -37,7 +37,7 @@ pub fn compress(
     compress_with(CpuBackend::fastest(), values, residual, settings, seed, threads)
 }
 
-/// [`compress`] with these instructions: for tests and benches.
+/// Compresses as [`compress`] does, with these instructions: for tests and benches.
 ///
 /// # Errors
 /// As [`compress`].
@@ -54,7 +54,7 @@ pub fn compress_with(
 ) -> Result<Compressed, CompressError> {
     check::residual(values, residual.as_deref())?;
     let dense = settings.is_dense(values.len());
-    // Without a residual a sparse pass changes nothing that a caller has: it finds such values itself.
+    // Without a residual a sparse pass changes nothing of the caller: it finds such values itself.
     if (dense || residual.is_some()) && !all_finite(backend, values, threads) {
         return Err(not_finite(values));
     }
@@ -71,11 +71,11 @@ pub fn compress_with(
     })
 }
 
-/// `dense[i] += scale * value`, as [`super::reference::accumulate`] does, with the widest instructions of this processor, and
-/// threads as [`compress`].
+/// Adds: `dense[i] += scale * value`, as [`super::reference::accumulate`] does, with the widest instructions of this processor, and threads
+/// as [`compress`].
 ///
 /// # Errors
-/// Where [`Compressed::check`] finds one, or `dense` has another length; nothing is changed then.
+/// If [`Compressed::check`] finds an error, or `dense` has another length; nothing is changed then.
 pub fn accumulate(
     compressed: &Compressed,
     scale: f32,
@@ -85,7 +85,7 @@ pub fn accumulate(
     accumulate_with(CpuBackend::fastest(), compressed, scale, dense, threads)
 }
 
-/// [`accumulate`] with these instructions: for tests and benches.
+/// Adds as [`accumulate`] does, with these instructions: for tests and benches.
 ///
 /// # Errors
 /// As [`accumulate`].
@@ -111,7 +111,7 @@ pub fn accumulate_with(
             });
         }
         Compressed::Sparse { chunk_elements, chunks, .. } => {
-            // One in a hundred elements is touched: threads would wait for the same memory.
+            // Only one element in a hundred is touched: threads would wait for the same memory.
             for (dense, chunk) in dense.chunks_mut(*chunk_elements).zip(chunks) {
                 piece::add_sparse(chunk, scale, dense);
             }
@@ -126,18 +126,18 @@ fn all_finite(backend: CpuBackend, values: Values<'_>, threads: usize) -> bool {
     deal(pieces.collect(), threads, |piece| dispatch::finite(backend, piece)).into_iter().all(|finite| finite)
 }
 
-/// The error of values one of which is not finite.
+/// Returns the error for values of which one is not finite.
 fn not_finite(values: Values<'_>) -> CompressError {
     let index = (0..values.len()).find(|&index| !values.get(index).is_finite());
     CompressError::NotFinite { index: index.unwrap_or(values.len()) }
 }
 
-/// Elements per piece: whole blocks.
+/// Returns the elements per piece: whole blocks.
 fn piece_of_blocks(block: usize) -> usize {
     block * (PIECE_ELEMENTS / block).max(1)
 }
 
-/// The pieces of a residual, or as many times none.
+/// Returns the pieces of a residual, or as many times `None`.
 fn residual_pieces(
     residual: Option<&mut [f32]>,
     elements: usize,
@@ -147,7 +147,7 @@ fn residual_pieces(
     some.chain(std::iter::repeat_with(|| None).take_while(move |_| none))
 }
 
-/// `None` where a sum is not finite.
+/// Compresses into INT8 blocks; `None` if a sum is not finite.
 fn int8(
     backend: CpuBackend,
     values: Values<'_>,
@@ -180,7 +180,7 @@ fn int8(
     })
 }
 
-/// `None` where a sum is not finite.
+/// Keeps the largest elements; `None` if a sum is not finite.
 fn sparse(
     backend: CpuBackend,
     values: Values<'_>,
@@ -196,7 +196,7 @@ fn sparse(
         let value = values.get(place);
         magnitude(residual.as_deref().map_or(value, |residual| value + residual[place]))
     });
-    // A value that is not finite reaches every threshold, so that the pass meets it.
+    // A value that is not finite reaches every threshold, so that the pass finds it.
     let threshold = sample.threshold(looked_at.collect()).min(INFINITY_BITS);
 
     let mut rest = residual;

@@ -1,4 +1,4 @@
-//! One piece of a tensor: loops for the compiler to vectorise.
+//! A piece of a tensor: loops for the compiler to vectorise.
 //!
 //! Owns: the arithmetic, in the reference's order. Does not own: the instructions (`dispatch` compiles these loops several
 //! times), or which piece.
@@ -10,8 +10,8 @@ use half::{bf16, f16};
 /// Elements that are summed, compared and taken before the next ones: 8 KiB of f32, which stay in the first level of the cache.
 const BLOCK_ELEMENTS: usize = 2048;
 
-/// Elements that are compared at once, before it is asked which of them were found: a power of two that divides the block. At
-/// one in a hundred, six of seven groups have none.
+/// Elements that are compared at once, before the code checks which of them were found: a power of two that divides the block. If one
+/// element in a hundred is kept, six of seven groups have none.
 const GROUP_ELEMENTS: usize = GROUP_ELEMENTS_32 as usize;
 const GROUP_ELEMENTS_32: u32 = 16;
 
@@ -19,9 +19,9 @@ const GROUP_ELEMENTS_32: u32 = 16;
 pub(super) struct SparsePiece<'a> {
     pub(super) values: Values<'a>,
     pub(super) residual: Option<&'a mut [f32]>,
-    /// Its first element's place in the chunk.
+    /// Place in the chunk of the piece's first element.
     pub(super) begin: usize,
-    /// At most infinity's bits.
+    /// The threshold, at most infinity's bits.
     pub(super) threshold: u32,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Int8Piece<'a> {
     pub(super) scales: &'a mut [f32],
 }
 
-/// Whether all values are finite.
+/// Returns whether all values are finite.
 #[inline(always)]
 pub(super) fn finite(values: Values<'_>) -> bool {
     match values {
@@ -65,7 +65,7 @@ fn from_bf16(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
-/// Exact, without a branch: the exponent's bias is corrected by a product, which makes subnormals normal.
+/// Converts exactly, without a branch: a product corrects the exponent's bias and makes subnormals normal.
 #[inline(always)]
 fn from_f16(value: f16) -> f32 {
     let bits = u32::from(value.to_bits());
@@ -76,7 +76,7 @@ fn from_f16(value: f16) -> f32 {
     f32::from_bits((if magnitude >= 0x7c00 { not_finite } else { finite }) | (bits & 0x8000) << 16)
 }
 
-/// `out` becomes the values.
+/// Copies the values to `out`.
 #[inline(always)]
 fn load(values: Values<'_>, out: &mut [f32]) {
     match values {
@@ -94,7 +94,7 @@ fn load(values: Values<'_>, out: &mut [f32]) {
     }
 }
 
-/// The residual becomes its sum with the values.
+/// Replaces the residual by its sum with the values.
 #[inline(always)]
 fn add(values: Values<'_>, residual: &mut [f32]) {
     match values {
@@ -116,7 +116,7 @@ fn add(values: Values<'_>, residual: &mut [f32]) {
     }
 }
 
-/// The kept part of a sparse piece; the residual, if any, becomes the rest.
+/// Returns the kept part of a sparse piece; the residual, if any, becomes the rest.
 #[inline(always)]
 pub(super) fn sparse(piece: SparsePiece<'_>) -> Found {
     let SparsePiece { values, mut residual, begin, threshold } = piece;
@@ -146,10 +146,10 @@ pub(super) fn sparse(piece: SparsePiece<'_>) -> Found {
     found
 }
 
-/// Places whose magnitude reaches the threshold, ascending. At most a block's elements are looked at.
+/// Finds places whose magnitude reaches the threshold, ascending. Examines at most a block's elements.
 #[inline(always)]
 fn select<'a>(sums: &[f32], threshold: u32, hits: &'a mut [u32; BLOCK_ELEMENTS]) -> &'a [u32] {
-    // Below 2^31 all of them: signed comparisons are the ones that every processor has.
+    // All magnitudes are below 2^31: signed comparisons are available on every processor.
     let threshold = threshold.cast_signed();
     let reaches = |sum: f32| magnitude(sum).cast_signed() >= threshold;
     let mut count = 0;
@@ -171,7 +171,7 @@ fn select<'a>(sums: &[f32], threshold: u32, hits: &'a mut [u32; BLOCK_ELEMENTS])
     &hits[..count]
 }
 
-/// Appends what was selected of a block that begins at `begin` in its chunk.
+/// Appends the selected elements of a block that begins at `begin` in its chunk.
 #[inline(always)]
 fn take(sums: &[f32], hits: &[u32], begin: usize, found: &mut Found) {
     for &hit in hits {
@@ -187,14 +187,13 @@ fn take(sums: &[f32], hits: &[u32], begin: usize, found: &mut Found) {
     }
 }
 
-/// To nearest, ties to even, within binary16's finite range.
+/// Rounds to nearest, ties to even, within binary16's finite range.
 #[inline(always)]
 fn narrow(value: f32) -> f16 {
     f16::from_f32(value.clamp(-F16_MAX, F16_MAX))
 }
 
-/// Quantises a piece; the residual, if any, becomes the rest. False where a sum is not finite, and there the residual is the
-/// sum.
+/// Quantises a piece; the residual, if any, becomes the rest. Returns false if a sum is not finite; then the residual is the sum.
 #[inline(always)]
 pub(super) fn int8(piece: Int8Piece<'_>) -> bool {
     let Int8Piece { values, mut residual, block, quantised, scales } = piece;
@@ -231,7 +230,7 @@ pub(super) fn int8(piece: Int8Piece<'_>) -> bool {
     all_finite
 }
 
-/// The quotient, to nearest, ties to even. Adding 1.5 · 2²³ leaves no bits for a fraction, and rounds as it does.
+/// Returns the quotient, to nearest, ties to even. Adding 1.5 · 2²³ leaves no bits for a fraction, and rounds in the same way.
 #[inline(always)]
 fn quantise(sum: f32, scale: f32) -> i8 {
     const ROUND: f32 = 12_582_912.0;
@@ -241,7 +240,7 @@ fn quantise(sum: f32, scale: f32) -> i8 {
     lowest.cast_signed()
 }
 
-/// `dense += scale * value` for a piece of whole INT8 blocks.
+/// Adds: `dense += scale * value` for a piece of whole INT8 blocks.
 #[inline(always)]
 pub(super) fn add_int8(values: &[i8], scales: &[f32], block: usize, scale: f32, dense: &mut [f32]) {
     for ((dense, values), of_block) in dense.chunks_mut(block).zip(values.chunks(block)).zip(scales) {
@@ -251,7 +250,7 @@ pub(super) fn add_int8(values: &[i8], scales: &[f32], block: usize, scale: f32, 
     }
 }
 
-/// `dense += scale * value` for a chunk whose indices are checked.
+/// Adds: `dense += scale * value` for a chunk whose indices are checked.
 pub(super) fn add_sparse(chunk: &SparseChunk, scale: f32, dense: &mut [f32]) {
     for (&index, value) in chunk.indices.iter().zip(&chunk.values) {
         dense[index.cast_unsigned() as usize] += scale * value.to_f32();

@@ -1,6 +1,6 @@
-//! A tensor of the host through a device: there, compressed or added to, and back.
+//! Sends a tensor of the host through a device, where it is compressed or added to.
 //!
-//! Owns: the copies, in memory of our own. Does not own: the launches.
+//! Owns: the copies, in memory of this module. Does not own: the launches.
 
 use super::super::{Compressed, Settings, SparseChunk, Values, check};
 use super::launch::Launcher;
@@ -12,8 +12,8 @@ use half::slice::HalfFloatSliceExt;
 use std::sync::Arc;
 
 impl Device {
-    /// Compresses a tensor of the host's memory: what [`crate::compress::compress`] does, bit for bit. On the low-priority
-    /// stream, and done when this returns. The device holds the tensor, the residual and the result at once.
+    /// Compresses a tensor of the host's memory as [`crate::compress::compress`] does, bit for bit. Runs on the low-priority stream, and is
+    /// done when this returns. The device holds the tensor, the residual and the result at once.
     ///
     /// # Errors
     /// [`DeviceCompressError`], and nothing is changed.
@@ -83,8 +83,8 @@ impl Device {
         Ok(compressed)
     }
 
-    /// `dense[i] += scale * value` in the host's memory: what [`crate::compress::accumulate`] does, bit for bit. On the
-    /// low-priority stream, and done when this returns.
+    /// Adds: `dense[i] += scale * value` in the host's memory, as [`crate::compress::accumulate`] does, bit for bit. Runs on the
+    /// low-priority stream, and is done when this returns.
     ///
     /// # Errors
     /// [`DeviceCompressError`], and nothing is changed.
@@ -140,19 +140,19 @@ impl Device {
 /// A sparse result before it is cut into chunks: entries per chunk, and at least as many indices and values.
 type Kept = (Vec<usize>, Vec<i32>, Vec<u16>);
 
-/// A stream that this call's buffers live on.
+/// The stream of this call's buffers.
 struct Work<'a>(&'a Arc<CudaStream>);
 
 impl Drop for Work<'_> {
-    /// Copies from pinned memory of the caller go on after the calls that began them: none outlives this, whichever error
-    /// ended the rest.
+    /// Copies from pinned memory of the caller may still run after the calls that began them. Waiting here ensures that none outlives this
+    /// call, whichever error ended the rest.
     fn drop(&mut self) {
         let _ = self.0.synchronize();
     }
 }
 
 impl Work<'_> {
-    /// Entries per chunk, indices and values; with more room where the usual is not enough.
+    /// Returns entries per chunk, indices and values; tries again with more room if the usual room is not enough.
     fn sparse(
         &self,
         launcher: &Launcher<'_>,
@@ -190,7 +190,7 @@ impl Work<'_> {
         self.0.alloc_zeros(elements).map_err(CudaError::while_("allocating room for a compressed tensor"))
     }
 
-    /// Waits for the stream.
+    /// Copies a buffer from the device, and waits for the stream.
     fn down<T: DeviceRepr + Clone + Default>(&self, from: &CudaSlice<T>) -> Result<Vec<T>, CudaError> {
         let mut to = vec![T::default(); from.len()];
         self.0.memcpy_dtoh(from, &mut to).map_err(CudaError::while_("copying from the device"))?;
@@ -198,7 +198,8 @@ impl Work<'_> {
         Ok(to)
     }
 
-    /// All work on it is put on the one stream that it was allocated on, so that nothing else need be ordered.
+    /// Returns a buffer's address. All work on the buffer is put on the stream that it was allocated on, so that nothing else needs to be
+    /// ordered.
     fn address<T>(&self, slice: &CudaSlice<T>) -> u64 {
         slice.device_ptr(self.0).0
     }

@@ -1,6 +1,6 @@
 //! The launches, on one stream.
 //!
-//! Owns: grids, arguments and the status that comes back; unsafe code is allowed here. Does not own: the checks (`mod`).
+//! Owns: grids, arguments and the returned status; unsafe code is allowed here. Does not own: the checks (`mod`).
 
 use super::super::sample::Sample;
 use super::super::{CompressError, LEAST_KEPT_BITS, SCALE_MAX, Settings, check};
@@ -15,16 +15,16 @@ const TILE: usize = 1024;
 const THREADS: u32 = 256;
 /// Tiles per block of threads: a warp has 32.
 const TILES_PER_BLOCK: u32 = THREADS / 32;
-/// Threads of the kernels that are one block: as many as a block can have, as the memory of `scan` has room for.
+/// Threads of the kernels with a single block: as many as a block can have, and the memory of `scan` has room for them.
 const THREADS_OF_ONE_BLOCK: u32 = 1024;
-/// Most blocks of the kernels whose blocks go on until all is done: more than can run at once on any device.
+/// Most blocks of the kernels whose blocks loop until all is done: more than can run at once on any device.
 const BLOCKS_MAX: usize = 1 << 13;
-/// As in compress.cu: no index.
+/// No index, as in compress.cu.
 const NONE: u64 = u64::MAX;
 /// The status's size in the tables, in 64-bit words; the ends of the chunks come after it.
 const STATUS_WORDS: usize = size_of::<Status>() / 8;
 
-/// As in compress.cu.
+/// The structure of the same name in compress.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Status {
@@ -35,7 +35,7 @@ pub(super) struct Status {
     threshold: u64,
 }
 
-/// As in compress.cu.
+/// The structure of the same name in compress.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tensor {
@@ -72,7 +72,7 @@ enum Arg {
 pub(super) struct Chunk {
     pub(super) begin: usize,
     pub(super) elements: usize,
-    /// How many tiles the chunks before have.
+    /// Number of tiles of the chunks before.
     pub(super) tiles_before: usize,
     pub(super) tiles: usize,
 }
@@ -90,7 +90,7 @@ pub(super) fn chunks(len: usize, chunk_elements: usize) -> Vec<Chunk> {
         .collect()
 }
 
-/// One device and one of its streams.
+/// A device and one of its streams.
 pub(super) struct Launcher<'a> {
     pub(super) device: &'a Device,
     pub(super) stream: &'a Arc<CudaStream>,
@@ -275,7 +275,7 @@ impl Launcher<'_> {
     /// Puts a status where kernels find it.
     ///
     /// # Safety
-    /// `at` has room for it. It lives until the stream has been waited for.
+    /// `at` has room for the status, which lives until the stream has been waited for.
     unsafe fn begin(&self, status: &Status, at: u64) -> Result<(), CudaError> {
         // SAFETY: the caller's promises.
         let copied =
@@ -283,7 +283,7 @@ impl Launcher<'_> {
         copied.map_err(CudaError::while_("copying compression's status to the device"))
     }
 
-    /// Waits for the stream, says what the status says, and gives the ends of `chunks` chunks.
+    /// Waits for the stream, returns the error in the status, if any, or else the ends of `chunks` chunks.
     ///
     /// # Safety
     /// The status is at `at`, and the ends come after it.
@@ -300,26 +300,26 @@ impl Launcher<'_> {
     }
 }
 
-/// Waits for a stream when it goes, also after an error: what others get next is still in use before.
+/// Waits for a stream when dropped, also after an error: until then the memory that another call gets next is still in use.
 struct Done<'a>(&'a CudaStream);
 
 impl Drop for Done<'_> {
     fn drop(&mut self) {
-        // A stream that fails is told about by the call that meets it.
+        // If the stream fails, the next call on it reports that.
         let _ = self.0.synchronize();
     }
 }
 
-/// Where the tables of one call lie, in bytes from their beginning, which is the status.
+/// Offsets of the tables of one call, in bytes from their beginning, which is the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tables {
-    /// One u64 per chunk.
+    /// The ends of chunks, a u64 each.
     pub(super) ends: usize,
-    /// One u64 per tile.
+    /// The counts of tiles, a u64 each.
     pub(super) counts: usize,
-    /// One u32 per element of the sample.
+    /// The magnitudes of the sample, a u32 each.
     pub(super) magnitudes: usize,
-    /// All.
+    /// Size of all tables.
     pub(super) bytes: usize,
 }
 
@@ -343,7 +343,7 @@ impl Status {
         }
     }
 
-    /// From its words, in the order of its fields.
+    /// Reads a status from its words, in the order of its fields.
     fn read(words: &[u64]) -> Self {
         let word = |place: usize| words.get(place).copied().unwrap_or(NONE);
         let [not_finite, bad_sum, kept, capacity, threshold] = [0, 1, 2, 3, 4].map(word);
@@ -366,7 +366,7 @@ impl Status {
 }
 
 impl Chunk {
-    /// The address of its counts.
+    /// Returns the address of the chunk's counts.
     fn counts(&self, counts: u64) -> u64 {
         counts + 8 * self.tiles_before as u64
     }
@@ -375,7 +375,7 @@ impl Chunk {
         int(self.tiles).div_ceil(TILES_PER_BLOCK)
     }
 
-    /// The arguments that `count` and `fill` share, and `more`.
+    /// Returns the arguments that `count` and `fill` share, and `more`.
     fn args<const MORE: usize>(&self, of: Tensor, counts: u64, more: [Arg; MORE]) -> Vec<Arg> {
         let counts = Arg::Long(self.counts(counts));
         let shared = [
@@ -393,7 +393,7 @@ fn long(value: usize) -> Arg {
     Arg::Long(value as u64)
 }
 
-/// Counts within a chunk, a block or a sample, which their limits keep below 2³¹.
+/// Converts counts within a chunk, a block or a sample, which their limits keep below 2³¹.
 fn int(value: usize) -> u32 {
     u32::try_from(value).expect("within a chunk, a block or a sample")
 }

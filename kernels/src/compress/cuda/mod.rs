@@ -1,10 +1,10 @@
-//! Compression on a CUDA device: over memory that torch owns, or over a tensor of the host, which goes there and back.
+//! Compression on a CUDA device: over memory that torch owns, or over a tensor of the host, which is copied there and back.
 //!
-//! Owns: tensors by addresses, their checks, and the entries for them; unsafe code is allowed here. Does not own: the
-//! arithmetic (compress.cu), the launches (`launch`), or the device (`crate::cuda`).
+//! Owns: tensors by addresses, their checks, and their entry points; unsafe code is allowed here. Does not own: the arithmetic
+//! (compress.cu), the launches (`launch`), or the device (`crate::cuda`).
 //!
-//! Device memory beside the caller's: 8 bytes per started 1,024 elements of each chunk, 8 per chunk, and the sample. It is kept,
-//! one for all calls on a device, which wait for each other.
+//! Device memory beside the caller's: 8 bytes per started 1,024 elements of each chunk, 8 per chunk, and the sample. Each device has one
+//! such memory, which is kept; calls that use it wait for each other.
 
 mod host;
 mod launch;
@@ -22,11 +22,11 @@ pub const SOURCE: Source = Source { name: "compress", text: include_str!("compre
 /// A gradient in a device's memory, by its address.
 #[derive(Clone, Copy, Debug)]
 pub enum DeviceValues {
-    /// One f32 per element.
+    /// An f32 per element.
     F32(u64),
-    /// One bfloat16 per element.
+    /// A bfloat16 per element.
     Bf16(u64),
-    /// One binary16 per element.
+    /// A binary16 per element.
     F16(u64),
 }
 
@@ -35,29 +35,29 @@ pub enum DeviceValues {
 pub struct DeviceTensor {
     /// The gradient.
     pub values: DeviceValues,
-    /// The residual, one f32 per element, which is changed.
+    /// The residual, an f32 per element, which is changed.
     pub residual: Option<u64>,
-    /// Elements of each.
+    /// Number of elements of each.
     pub elements: usize,
 }
 
-/// Where a sparse result goes: chunk after chunk.
+/// The destination of a sparse result: chunk after chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceSparse {
     /// `capacity` i32: places within their chunk, ascending.
     pub indices: u64,
     /// `capacity` binary16.
     pub values: u64,
-    /// Entries that there is room for.
+    /// Number of entries that have room.
     pub capacity: usize,
 }
 
-/// Where an INT8 result goes, or lies.
+/// The place of an INT8 result.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceInt8 {
-    /// One i8 per element.
+    /// The values, an i8 per element.
     pub values: u64,
-    /// One f32 per started block.
+    /// The scales, an f32 per started block.
     pub scales: u64,
     /// Elements per block.
     pub block: usize,
@@ -68,23 +68,23 @@ pub struct DeviceInt8 {
 pub enum DeviceCompressError {
     /// Values or lengths do not fit. Nothing was changed.
     Compress(CompressError),
-    /// More elements are kept than there is room for. Nothing was changed.
+    /// More elements are kept than have room. Nothing was changed.
     Capacity {
-        /// How many are kept.
+        /// Number of elements that are kept.
         found: usize,
-        /// How many there is room for.
+        /// Number of elements that have room.
         capacity: usize,
     },
     /// An address is 0, or no multiple of its elements' size. Nothing was changed.
     Address {
-        /// Whose it is.
+        /// The value that the address belongs to.
         what: &'static str,
         /// The address.
         address: u64,
-        /// The multiple that it should be, in bytes.
+        /// The required alignment, in bytes.
         multiple: u64,
     },
-    /// The device, its driver or its compiler. What was to be written is worth nothing.
+    /// The device, its driver or its compiler failed. The content of the results is undefined.
     Cuda(CudaError),
 }
 
@@ -122,21 +122,21 @@ impl From<CudaError> for DeviceCompressError {
 
 impl Device {
     /// Keeps the largest elements of a tensor, as [`super::compress`] does for a sparse one, bit for bit and whatever
-    /// [`Settings::is_dense`] says. The answer is the number of entries of each chunk. The work is put on `stream` (a
-    /// `cudaStream_t`; torch: `torch.cuda.current_stream().cuda_stream`), and this waits for it.
+    /// [`Settings::is_dense`] says. Returns the number of entries of each chunk. The work is put on `stream` (a `cudaStream_t`; torch:
+    /// `torch.cuda.current_stream().cuda_stream`), and this waits for it.
     ///
-    /// [`Settings::capacity`] is enough room, unless many elements have the same magnitude. Reads gradient and residual twice and
-    /// writes the residual once. Not for a stream that is captured into a graph. The first call on a device compiles, which
-    /// takes some hundred milliseconds.
+    /// [`Settings::capacity`] is enough room, unless many elements have the same magnitude. Reads gradient and residual twice and writes
+    /// the residual once. Not for a stream that is captured into a graph. The first call on a device compiles, which takes some hundred
+    /// milliseconds.
     ///
     /// # Errors
-    /// [`DeviceCompressError`]. Nothing is changed but after [`DeviceCompressError::Cuda`]: also not where
-    /// [`CompressError::Residual`] is found.
+    /// [`DeviceCompressError`]. Nothing is changed except after [`DeviceCompressError::Cuda`], not even if [`CompressError::Residual`] is
+    /// found.
     ///
     /// # Safety
-    /// Every address is of memory that this device can reach, as long as its description here says; the residual and the
-    /// results overlap nothing else that is named. Until this returns the memory lives, and nobody else uses it. `stream` is 0
-    /// or a stream of this device's primary context, and lives.
+    /// Every address is of memory that this device can reach, as long as its description here says; the residual and the results overlap no
+    /// other named memory. Until this returns the memory lives, and no other code uses it. `stream` is 0 or a stream of this device's
+    /// primary context, and lives.
     pub unsafe fn compress_sparse_at(
         &self,
         tensor: &DeviceTensor,
@@ -159,11 +159,11 @@ impl Device {
         unsafe { Launcher { device: self, stream: &stream }.sparse(tensor, settings, seed, out) }
     }
 
-    /// Makes INT8 blocks of a tensor, as [`super::compress`] does for a dense one, bit for bit, with `out.block` elements per
-    /// block. On `stream` as [`Self::compress_sparse_at`], and waits for it.
+    /// Makes INT8 blocks of a tensor, as [`super::compress`] does for a dense one, bit for bit, with `out.block` elements per block. Uses
+    /// `stream` as [`Self::compress_sparse_at`] does, and waits for it.
     ///
     /// # Errors
-    /// [`DeviceCompressError`]. Nothing is changed but after [`DeviceCompressError::Cuda`].
+    /// [`DeviceCompressError`]. Nothing is changed except after [`DeviceCompressError::Cuda`].
     ///
     /// # Safety
     /// As [`Self::compress_sparse_at`].
@@ -185,9 +185,9 @@ impl Device {
         unsafe { Launcher { device: self, stream: &stream }.int8(tensor, out) }
     }
 
-    /// `dense[i] += scale * value` for one chunk of a sparse gradient, as [`super::accumulate`] does; `dense` is the address of
-    /// the chunk's `elements` f32, `of.capacity` the number of entries. The work is put on `stream` and may not be done when
-    /// this returns. Indices that do not ascend, or are not within the chunk, are left out: they cannot be checked here.
+    /// Adds: `dense[i] += scale * value` for one chunk of a sparse gradient, as [`super::accumulate`] does. `dense` is the address of the
+    /// chunk's `elements` f32, `of.capacity` the number of entries. The work is put on `stream` and may not be done when this returns.
+    /// Indices that do not ascend, or are not within the chunk, are left out: they cannot be checked here.
     ///
     /// # Errors
     /// [`DeviceCompressError`].
@@ -219,8 +219,8 @@ impl Device {
         unsafe { Launcher { device: self, stream: &stream }.add_sparse(of, scale, dense, elements) }
     }
 
-    /// `dense[i] += scale * value` for INT8 blocks, as [`super::accumulate`] does. The work is put on `stream` and may not be
-    /// done when this returns.
+    /// Adds: `dense[i] += scale * value` for INT8 blocks, as [`super::accumulate`] does. The work is put on `stream` and may not be done
+    /// when this returns.
     ///
     /// # Errors
     /// [`DeviceCompressError`].
@@ -264,7 +264,7 @@ fn check_int8(of: &DeviceInt8, elements: usize) -> Result<(), DeviceCompressErro
     there("the scales", of.scales, 4, elements)
 }
 
-/// Whether an address can be that of `elements` elements of `multiple` bytes.
+/// Checks that an address can be that of `elements` elements of `multiple` bytes.
 fn there(
     what: &'static str,
     address: u64,

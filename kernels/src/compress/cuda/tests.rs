@@ -1,4 +1,4 @@
-//! Does the device do what the reference does?
+//! Tests that the device computes the same as the reference.
 //!
 //! Owns: the reference's cases on a device, where there is one, and the arithmetic of chunks without one. Does not own: the
 //! cases.
@@ -16,12 +16,12 @@ fn the_source_compiles_for_the_oldest_and_the_newest_device() {
     assert_compiles(SOURCE);
 }
 
-/// The first device, or `None` after saying why not.
+/// Opens the first device; prints why not and returns `None` if there is none.
 fn device() -> Option<Arc<Device>> {
     Device::open(0).inspect_err(|why| eprintln!("not run on a device: {why}")).ok()
 }
 
-/// Without chunks of one element: three launches each take seconds.
+/// Returns the settings except chunks of one element: three launches for each would take seconds.
 fn settings() -> Vec<Settings> {
     all_settings().into_iter().filter(|settings| settings.chunk_elements() > 1).collect()
 }
@@ -75,7 +75,7 @@ fn a_device_refuses_what_is_not_finite_and_changes_nothing() {
     }
 }
 
-/// torch's views may begin anywhere; and what has no room changes nothing.
+/// torch's views may begin anywhere; a result without room changes nothing.
 #[test]
 fn a_device_takes_addresses_of_others_and_says_how_much_room_it_wants() {
     let Some(device) = device() else { return };

@@ -1,4 +1,4 @@
-//! One step over one block, and the block's half copy: loops for the compiler to vectorise.
+//! A step over one block, and the block's half copy: loops for the compiler to vectorise.
 //!
 //! Owns: the arithmetic of a block, in the reference's order. Does not own: the instructions (`dispatch` compiles these loops
 //! several times), or which block.
@@ -7,7 +7,7 @@ use super::super::{Factors, HalfCopy, State};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-/// One step of every element of `block`. The branches that are the same for all of them are taken here, once.
+/// Applies a step to every element of `block`. Branches that are the same for all elements are taken here, once.
 #[inline(always)]
 pub(super) fn update(factors: &Factors, block: &mut State<'_>, gradient: &[f32]) {
     match (factors.coupled != 0.0, factors.from_gradient) {
@@ -18,14 +18,14 @@ pub(super) fn update(factors: &Factors, block: &mut State<'_>, gradient: &[f32])
     }
 }
 
-/// `reference::update`, written out: its order of operations is the meaning.
+/// Does the same as `reference::update`, written out: the reference's order of operations is the meaning.
 #[inline(always)]
 fn elements<const COUPLED: bool, const FROM_GRADIENT: bool>(
     factors: &Factors,
     block: &mut State<'_>,
     gradient: &[f32],
 ) {
-    // A copy: the compiler knows that no store changes it.
+    // A copy, so that the compiler knows that no store changes it.
     let factors = *factors;
     let moments = block.exp_avg.iter_mut().zip(block.exp_avg_sq.iter_mut());
     for ((weight, (exp_avg, exp_avg_sq)), &gradient) in block.weights.iter_mut().zip(moments).zip(gradient) {
@@ -42,7 +42,7 @@ fn elements<const COUPLED: bool, const FROM_GRADIENT: bool>(
     }
 }
 
-/// Writes the half copy of a block that is done.
+/// Writes the half copy of a finished block.
 #[inline(always)]
 pub(super) fn copy(block: &mut State<'_>) {
     match &mut block.half {
@@ -52,17 +52,17 @@ pub(super) fn copy(block: &mut State<'_>) {
                 *copy = to_bf16(weight);
             }
         }
-        // `half` has the processor's conversion, where there is one.
+        // `half` uses the processor's conversion, where there is one.
         HalfCopy::F16(copy) => copy.convert_from_f32_slice(block.weights),
     }
 }
 
-/// To nearest, ties to even, without a branch.
+/// Rounds to nearest, ties to even, without a branch.
 #[inline(always)]
 fn to_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    // Rounding could carry a NaN into infinity; its quiet bit keeps it one.
+    // Rounding could turn a NaN into infinity; the quiet bit keeps it a NaN.
     let nan = bits >> 16 | 0x40;
     #[expect(clippy::cast_possible_truncation, reason = "the upper half of 32 bits has 16")]
     let upper = (if value.is_nan() { nan } else { rounded }) as u16;

@@ -35,7 +35,7 @@ macro_rules! for_each_backend {
         $(#[$doc])*
         ///
         /// # Panics
-        /// When the instructions are missing: a wrong choice of back end is our own mistake.
+        /// When the instructions are missing: a wrong choice of back end is an error of this crate.
         pub(super) fn $name $(<$life>)? (backend: CpuBackend, $($arg: $type),*) $(-> $out)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -69,17 +69,17 @@ macro_rules! for_each_backend {
 }
 
 for_each_backend!(
-    /// One step of a block.
+    /// Applies a step to a block.
     update(factors: &Factors, of: &mut State<'_>, values: &[f32]),
     block::update
 );
 for_each_backend!(
-    /// The half copy of a block.
+    /// Writes the half copy of a block.
     copy(of: &mut State<'_>),
     block::copy
 );
 for_each_backend!(
-    /// A block's part of a gradient: its own memory, or `None` and it is in `scratch`.
+    /// Returns a block's part of a gradient in its own memory, or `None` and it is in `scratch`.
     values<'a>(of: &Gradient<'a>, begin: usize, cursor: &mut Cursor, scratch: &mut [f32]) -> Option<&'a [f32]>,
     gradient::values
 );

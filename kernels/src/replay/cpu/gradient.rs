@@ -1,13 +1,13 @@
 //! A block's part of a gradient, as f32.
 //!
-//! Owns: reading every kind of gradient, and where a sparse one goes on. Does not own: scaling (a step's factors have it).
+//! Owns: reading every kind of gradient, and the position in a sparse one. Does not own: scaling (a step's factors have it).
 
 use super::super::{Gradient, SparseChunk};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-/// Where a sparse gradient goes on: the first entry at or after the next element. Blocks come in order, so that only the first
-/// one of a piece costs a search.
+/// Position in a sparse gradient: the first entry at or after the next element. Blocks come in order, so that only the first block of a
+/// piece costs a search.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cursor {
     chunk: usize,
@@ -15,7 +15,7 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// For blocks from element `begin` on.
+    /// Makes a cursor for blocks from element `begin` on.
     pub(super) fn at(gradient: &Gradient<'_>, begin: usize) -> Self {
         let Gradient::Sparse { chunk_elements, chunks } = *gradient else { return Self::default() };
         let (chunk, within) = (begin / chunk_elements, begin % chunk_elements);
@@ -24,8 +24,8 @@ impl Cursor {
     }
 }
 
-/// The values from element `begin` on, as many as `scratch` has: the gradient's own memory where it is f32, else `None` and
-/// they are in `scratch`.
+/// Returns the values from element `begin` on, as many as `scratch` has. If the gradient is f32, the result is its own memory; else it is
+/// `None`, and the values are in `scratch`.
 #[inline(always)]
 pub(super) fn values<'a>(
     gradient: &Gradient<'a>,
@@ -37,7 +37,7 @@ pub(super) fn values<'a>(
     match *gradient {
         Gradient::F32(values) => return Some(&values[range]),
         Gradient::Bf16(values) => from_bf16(&values[range], scratch),
-        // `half` has the processor's conversion, where there is one.
+        // `half` uses the processor's conversion, where there is one.
         Gradient::F16(values) => values[range].convert_to_f32_slice(scratch),
         Gradient::Int8 { values, scales, block } => from_int8(&values[range], begin, scales, block, scratch),
         Gradient::Sparse { chunk_elements, chunks } => {
@@ -59,7 +59,7 @@ fn from_int8(values: &[i8], begin: usize, scales: &[f32], block: usize, out: &mu
     let mut at = 0;
     while at < values.len() {
         let scale = scales[(begin + at) / block];
-        // To the end of the block that this element is in.
+        // To the end of the block of this element.
         let to = (block - (begin + at) % block).saturating_add(at).min(values.len());
         for (out, &value) in out[at..to].iter_mut().zip(&values[at..to]) {
             *out = f32::from(value) * scale;
@@ -87,7 +87,7 @@ fn from_sparse(
             out[at - begin] = value.to_f32();
             cursor.entry += 1;
         }
-        // The next chunk may begin beyond this block: it waits for the block that it begins in.
+        // The next chunk may begin beyond this block: it waits for the block in which it begins.
         if (cursor.chunk + 1).saturating_mul(chunk_elements) > end {
             return;
         }

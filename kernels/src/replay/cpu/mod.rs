@@ -1,9 +1,9 @@
 //! Replay on processors: pieces dealt to threads, blocks that stay in a core's cache, loops that the compiler vectorises.
 //!
-//! Owns: the choice of instructions, the threads, and the order of blocks and steps. Does not own: the arithmetic (`block`),
-//! or how a gradient becomes f32 (`gradient`).
+//! Owns: the choice of instructions, the threads, and the order of blocks and steps. Does not own: the arithmetic (`block`), or how a
+//! gradient becomes f32 (`gradient`).
 //!
-//! Memory: one block of f32 per thread, and a cursor per step.
+//! Memory: a block of f32 per thread, and a cursor per step.
 
 mod block;
 mod dispatch;
@@ -15,32 +15,32 @@ use gradient::Cursor;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Most threads for one call. A core brings some 10 GB/s of a pass over the state; a few fill a socket's memory, and more would
-/// only take cores from a training job beside it.
+/// Most threads for one call. A core contributes some 10 GB/s to a pass over the state. A few threads saturate a socket's memory, and more
+/// would only take cores from a training job beside it.
 pub const THREADS_MAX: usize = 16;
 
-/// Elements per cache block: its three slices of the state and one gradient as f32, 16 bytes per element, take 32 KiB. They
-/// stay in the first and second level of the cache from the first step of a block to its last, and a step's part of a
-/// gradient is still long enough (8 KiB of f32) for the processor's own prefetch.
+/// Elements per cache block. The three slices of the state and one gradient as f32, 16 bytes per element, take 32 KiB. All of it stays in
+/// the first and second level of the cache from the first step of a block to the last. A step's part of a gradient is still long enough (8
+/// KiB of f32) for the processor's own prefetch.
 const BLOCK_ELEMENTS: usize = 2048;
 
-/// Elements per piece that a thread takes, in blocks: large enough (1.5 MiB of state) that taking one costs nothing, small
-/// enough that a thread on a busy core delays the others by little.
+/// Elements per piece that a thread takes, in blocks: so many (1.5 MiB of state) that taking a piece costs nothing, and so few that a
+/// thread on a busy core hardly delays the others.
 const PIECE_ELEMENTS: usize = 64 * BLOCK_ELEMENTS;
 
-/// The instructions that a replay is compiled for. All of them give the same values.
+/// The instructions for which replay is compiled. All of them give the same values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CpuBackend {
     /// AVX-512F: x86-64-v4.
     Avx512,
     /// AVX2: x86-64-v3.
     Avx2,
-    /// The target's own, present for certain: SSE2, or NEON on AArch64.
+    /// The target's own instructions, which every processor of it has: SSE2, or NEON on AArch64.
     Portable,
 }
 
 impl CpuBackend {
-    /// The widest that this processor has.
+    /// Returns the widest instructions of this processor.
     #[must_use]
     pub fn fastest() -> Self {
         if dispatch::has_avx512() {
@@ -52,7 +52,7 @@ impl CpuBackend {
         }
     }
 
-    /// Every back end that this processor can run: for tests and benches.
+    /// Lists every back end that this processor can run: for tests and benches.
     #[must_use]
     pub fn all_here() -> Vec<Self> {
         let wide = [(Self::Avx512, dispatch::has_avx512()), (Self::Avx2, dispatch::has_avx2())];
@@ -62,7 +62,7 @@ impl CpuBackend {
             .collect()
     }
 
-    /// [`replay`] with these instructions.
+    /// Replays as [`replay`] does, with these instructions.
     ///
     /// # Errors
     /// As [`replay`].
@@ -78,7 +78,7 @@ impl CpuBackend {
         let steps = checked(state, steps)?;
         let pieces = state.weights.len().div_ceil(PIECE_ELEMENTS);
         let helpers = threads.clamp(1, THREADS_MAX).min(pieces.max(1)) - 1;
-        // A piece is taken when its thread is free: threads that are slower take fewer.
+        // A free thread takes the next piece, so slower threads take fewer.
         let pieces = Mutex::new(Pieces { rest: state.reborrow(), begin: 0 });
         let work = || {
             let mut scratch = vec![0.0; BLOCK_ELEMENTS];
@@ -90,7 +90,7 @@ impl CpuBackend {
         };
         thread::scope(|scope| {
             for _ in 0..helpers {
-                // Where the system refuses a thread, the others do its work.
+                // If the system refuses a thread, the others do its work.
                 let _ = thread::Builder::new().spawn_scoped(scope, work);
             }
             work();
@@ -98,7 +98,7 @@ impl CpuBackend {
         Ok(())
     }
 
-    /// Block by block, all steps of a block before the next one.
+    /// Applies all steps to one block before the next block.
     fn piece(self, mut piece: State<'_>, begin: usize, steps: &[Applied<'_>], scratch: &mut [f32]) {
         let mut cursors: Vec<Cursor> =
             steps.iter().map(|(_, gradient)| Cursor::at(gradient, begin)).collect();
@@ -120,20 +120,20 @@ impl CpuBackend {
 /// Applies `steps`, in order, to every element of `state`, and writes the half copy, with the widest instructions of this
 /// processor.
 ///
-/// Reads and writes the state once for all steps: 24 bytes of memory traffic per element, the gradients', and the half copy's.
-/// Uses the calling thread and up to `threads - 1` more (at least 1, at most [`THREADS_MAX`] are used), all gone when it
-/// returns. The result does not depend on how many. Allocates 8 KiB per thread and a few words per step.
+/// Reads and writes the state once for all steps: 24 bytes of memory traffic per element, the gradients', and the half copy's. Uses the
+/// calling thread and up to `threads - 1` more (at least 1, at most [`THREADS_MAX`] are used); all of these have ended when it returns. The
+/// result does not depend on their number. Allocates 8 KiB per thread and a few words per step.
 ///
 /// # Errors
-/// [`ReplayError`] where something does not fit; nothing is changed then.
+/// [`ReplayError`] if something does not fit; nothing is changed then.
 pub fn replay(state: &mut State<'_>, steps: &[GradientStep<'_>], threads: usize) -> Result<(), ReplayError> {
     CpuBackend::fastest().replay(state, steps, threads)
 }
 
-/// The pieces that no thread has taken yet.
+/// Pieces that no thread has taken yet.
 struct Pieces<'a> {
     rest: State<'a>,
-    /// The element of the range that `rest` begins with.
+    /// The element of the range with which `rest` begins.
     begin: usize,
 }
 

@@ -6,16 +6,16 @@
 use super::{DeviceGradient, DeviceState};
 use crate::replay::Factors;
 
-/// Elements per tile of replay.cu.
+/// Elements per tile, as in replay.cu.
 pub(super) const TILE_ELEMENTS: usize = 1024;
 
-/// Most elements per launch: counts within a launch are 32 bits, and tables are bounded by it.
+/// Most elements per launch: counts within a launch have 32 bits, and the limit bounds tables.
 const LAUNCH_ELEMENTS_MAX: usize = 1 << 26;
 
 /// Most entries (u32) of all tables of a launch, 32 MiB: one per tile and sparse step, and one more per step.
 pub(super) const TABLE_ENTRIES_MAX: usize = 1 << 23;
 
-/// `Step` in replay.cu.
+/// The structure `Step` of replay.cu.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub(super) struct StepArgs {
@@ -30,7 +30,7 @@ pub(super) struct StepArgs {
     pub(super) factors: [f32; 9],
 }
 
-/// A part of the range that one launch does.
+/// A part of the range, for one launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) begin: usize,
@@ -43,12 +43,12 @@ impl Part {
     }
 }
 
-/// How many sparse gradients there are.
+/// Returns the number of sparse gradients.
 pub(super) fn sparse_count(steps: &[(Factors, DeviceGradient<'_>)]) -> usize {
     steps.iter().filter(|(_, gradient)| matches!(gradient, DeviceGradient::Sparse { .. })).count()
 }
 
-/// Cuts `elements` into launches: none crosses a boundary of a sparse gradient's chunks, and no tables are too large.
+/// Cuts `elements` into launches: no launch crosses a boundary of a sparse gradient's chunks, and no tables are too large.
 pub(super) fn parts(elements: usize, steps: &[(Factors, DeviceGradient<'_>)]) -> impl Iterator<Item = Part> {
     let sparse = sparse_count(steps).max(1);
     let most = LAUNCH_ELEMENTS_MAX.min((TABLE_ENTRIES_MAX / sparse - 1) * TILE_ELEMENTS);
@@ -71,7 +71,7 @@ pub(super) fn parts(elements: usize, steps: &[(Factors, DeviceGradient<'_>)]) ->
     })
 }
 
-/// The arguments of one step for one part. `table` is where a sparse gradient's table begins.
+/// Returns the arguments of one step for one part. `table` is where a sparse gradient's table begins.
 pub(super) fn step_args(
     (factors, gradient): &(Factors, DeviceGradient<'_>),
     part: Part,
@@ -121,7 +121,7 @@ pub(super) fn step_args(
     }
 }
 
-/// Whether a launch may load four elements at a time: every address is a multiple of what four elements take.
+/// Returns whether a launch may load four elements at a time: every address is a multiple of the size of four elements.
 pub(super) fn is_wide(state: &DeviceState, part: Part, args: &[StepArgs]) -> bool {
     let begin = part.begin as u64;
     let copy = state.half.address() + begin * 2;

@@ -1,6 +1,6 @@
-//! A state of the host through a device: there, all steps, and back.
+//! Sends a state of the host through a device, which applies all steps.
 //!
-//! Owns: the copies, in memory of our own. Does not own: the launches.
+//! Owns: the copies, in memory of this module. Does not own: the launches.
 
 use super::super::check::checked;
 use super::super::{Gradient, GradientStep, HalfCopy, State};
@@ -13,14 +13,14 @@ use half::slice::HalfFloatSliceExt;
 use std::sync::Arc;
 
 impl Device {
-    /// Applies `steps`, in order, to a state in the host's memory: what [`replay`](crate::replay::replay) does, bit for bit.
-    /// On the low-priority stream, and done when this returns.
+    /// Applies `steps`, in order, to a state in the host's memory, as [`replay`](crate::replay::replay) does, bit for bit. Runs on the
+    /// low-priority stream, and is done when this returns.
     ///
-    /// The device holds all of it at once: 12 bytes per element, the half copy, and the gradients. Where it has less memory,
-    /// the caller hands in one part of the range after the other.
+    /// The device holds all of it at once: 12 bytes per element, the half copy, and the gradients. If the device has less memory, the
+    /// caller passes one part of the range after the other.
     ///
     /// # Errors
-    /// [`DeviceReplayError`]. After one of the device the state is worth nothing.
+    /// [`DeviceReplayError`]. After an error of the device the state is undefined.
     pub fn replay(&self, state: &mut State<'_>, steps: &[GradientStep<'_>]) -> Result<(), DeviceReplayError> {
         checked(state, steps)?;
         if state.weights.is_empty() {
@@ -90,8 +90,8 @@ struct Held {
 }
 
 impl Drop for Held {
-    /// Copies from and to pinned memory of the caller go on after the calls that began them: none outlives this, whichever
-    /// error ended the rest.
+    /// Copies from and to pinned memory of the caller may still run after the calls that began them. Waiting here ensures that none
+    /// outlives this call, whichever error ended the rest.
     fn drop(&mut self) {
         let _ = self.stream.synchronize();
     }
@@ -134,7 +134,7 @@ impl Held {
     }
 }
 
-/// Copies a slice to the device and keeps it in `kept`: its address, 0 for none.
+/// Copies a slice to the device and keeps it in `kept`. Returns its address, 0 for none.
 fn hold<T: DeviceRepr>(
     stream: &Arc<CudaStream>,
     from: &[T],
@@ -157,7 +157,7 @@ fn down<T: DeviceRepr>(stream: &Arc<CudaStream>, from: &CudaSlice<T>, to: &mut [
     stream.memcpy_dtoh(from, to).map_err(CudaError::while_("copying from the device"))
 }
 
-/// Work on it is put on the one stream that it was allocated on, so that nothing else need be ordered.
+/// Returns a buffer's address. Work on the buffer is put on the stream that it was allocated on, so that nothing else needs to be ordered.
 fn address<T>(slice: &CudaSlice<T>, stream: &CudaStream) -> u64 {
     slice.device_ptr(stream).0
 }

@@ -1,4 +1,4 @@
-//! Replay on a CUDA device: over memory that torch owns, or over a state of the host, which goes there and back.
+//! Replay on a CUDA device: over memory that torch owns, or over a state of the host, which is copied there and back.
 //!
 //! Owns: the checks of addresses and the launches; unsafe code is allowed here. Does not own: the arithmetic (replay.cu), the
 //! cuts and addresses (`args`), or the device (`crate::cuda`).
@@ -24,7 +24,7 @@ pub const SOURCE: Source = Source { name: "replay", text: include_str!("replay.c
 
 /// Threads per block, as in replay.cu.
 const THREADS: u32 = 256;
-/// Blocks per multiprocessor: more than can be there at once, so that the last ones end together.
+/// Blocks per multiprocessor: more than can run there at once, so that the last blocks end together.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 16;
 
 /// A flat range of parameters in a device's memory, by addresses. Each slice has `elements` elements.
@@ -38,14 +38,14 @@ pub struct DeviceState {
     pub exp_avg_sq: u64,
     /// The 16-bit copy.
     pub half: DeviceHalf,
-    /// Elements of each.
+    /// Number of elements of each.
     pub elements: usize,
 }
 
-/// Where the weights go a second time, rounded to nearest, ties to even.
+/// The second destination of the weights, rounded to nearest, ties to even.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum DeviceHalf {
-    /// Nowhere.
+    /// None.
     #[default]
     None,
     /// As bfloat16, at this address.
@@ -62,7 +62,7 @@ impl DeviceHalf {
         }
     }
 
-    /// As replay.cu has it.
+    /// Returns the number of this kind in replay.cu.
     fn kind(self) -> u32 {
         match self {
             Self::None => 0,
@@ -75,43 +75,43 @@ impl DeviceHalf {
 /// A gradient in a device's memory, by addresses; otherwise as [`Gradient`](super::Gradient).
 #[derive(Clone, Copy, Debug)]
 pub enum DeviceGradient<'a> {
-    /// One f32 per element.
+    /// An f32 per element.
     F32(u64),
-    /// One bfloat16 per element.
+    /// A bfloat16 per element.
     Bf16(u64),
-    /// One binary16 per element.
+    /// A binary16 per element.
     F16(u64),
-    /// Few elements have one.
+    /// Values of few elements.
     Sparse {
-        /// Elements per chunk; the last one may have fewer.
+        /// Elements per chunk; the last chunk may have fewer.
         chunk_elements: usize,
         /// ⌈elements / `chunk_elements`⌉ chunks, in order.
         chunks: &'a [DeviceSparseChunk],
     },
     /// 8-bit blocks.
     Int8 {
-        /// One i8 per element.
+        /// The values, an i8 per element.
         values: u64,
-        /// One f32 per started block.
+        /// The scales, an f32 per started block.
         scales: u64,
         /// Elements per block.
         block: usize,
     },
 }
 
-/// The elements of one chunk that a sparse gradient has. Indices are strictly ascending and within the chunk, which cannot be
-/// checked here: others are left out, and no memory but the range is written.
+/// The elements of one chunk that a sparse gradient has. Indices are strictly ascending and within the chunk. The host cannot check that
+/// here: other indices are left out, and no memory but the range is written.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceSparseChunk {
     /// `entries` i32.
     pub indices: u64,
     /// `entries` binary16.
     pub values: u64,
-    /// How many.
+    /// Number of entries.
     pub entries: usize,
 }
 
-/// A step and its gradient. A skipped step's gradient is not looked at.
+/// A step and its gradient. A skipped step's gradient is not read.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceGradientStep<'a> {
     /// The use of the gradient.
@@ -127,14 +127,14 @@ pub enum DeviceReplayError {
     Replay(ReplayError),
     /// An address is 0, or no multiple of its elements' size. Nothing was changed.
     Address {
-        /// Whose it is.
+        /// The value that the address belongs to.
         what: &'static str,
         /// The address.
         address: u64,
-        /// The multiple that it should be, in bytes.
+        /// The required alignment, in bytes.
         multiple: u64,
     },
-    /// The device, its driver or its compiler. The state may be changed in part: it is worth nothing.
+    /// The device, its driver or its compiler failed. The state may be changed in part, and is undefined.
     Cuda(CudaError),
 }
 
@@ -171,10 +171,9 @@ impl From<CudaError> for DeviceReplayError {
 unsafe impl DeviceRepr for StepArgs {}
 
 impl Device {
-    /// Applies `steps`, in order, to a range in this device's memory, and writes the half copy: what
-    /// [`replay`](super::replay) does, bit for bit. The work is put on `stream` (a `cudaStream_t`; torch:
-    /// `torch.cuda.current_stream().cuda_stream`) and may not be done when this returns; an error of the work itself comes
-    /// with the next call that waits for the stream.
+    /// Applies `steps`, in order, to a range in this device's memory, and writes the half copy, as [`replay`](super::replay) does, bit for
+    /// bit. The work is put on `stream` (a `cudaStream_t`; torch: `torch.cuda.current_stream().cuda_stream`) and may not be done when this
+    /// returns. An error of the work itself is returned by the next call that waits for the stream.
     ///
     /// Reads and writes the state once: 24 bytes per element, the gradients', and the half copy's. Not for a stream that is
     /// captured into a graph. The first call on a device compiles, which takes some hundred milliseconds.
@@ -183,9 +182,9 @@ impl Device {
     /// [`DeviceReplayError`].
     ///
     /// # Safety
-    /// Every address is of memory that this device can reach, as long as its description here says; the state and the half
-    /// copy overlap nothing else that is named. Until the stream has done the work: the memory lives, nobody else writes it,
-    /// and nobody else reads the state. `stream` is 0 or a stream of this device's primary context, and lives.
+    /// Every address is of memory that this device can reach, as long as its description here says; the state and the half copy overlap no
+    /// other named memory. Until the stream has done the work: the memory lives, no other code writes it, and none reads the state.
+    /// `stream` is 0 or a stream of this device's primary context, and lives.
     pub unsafe fn replay_at(
         &self,
         state: &DeviceState,
@@ -233,7 +232,7 @@ impl Device {
                     table += 4 * (part.tiles() as u64 + 1);
                 }
             }
-            // Without a step there is still the half copy; an empty buffer cannot be allocated.
+            // Without steps the half copy still has to be written; an empty buffer cannot be allocated.
             let on_device = (!args.is_empty()).then(|| stream.clone_htod(&args)).transpose();
             let on_device = on_device.map_err(CudaError::while_("copying steps to the device"))?;
             let steps_address = on_device.as_ref().map_or(0, |steps| steps.device_ptr(stream).0);
@@ -275,7 +274,7 @@ impl Device {
     }
 }
 
-/// Whether steps and addresses fit each other; the steps that are not skipped, with their factors.
+/// Checks that steps and addresses fit each other. Returns the steps that are not skipped, with their factors.
 fn checked<'a>(
     state: &DeviceState,
     steps: &[DeviceGradientStep<'a>],
@@ -320,7 +319,7 @@ fn checked<'a>(
     Ok(factors.into_iter().zip(gradients).collect())
 }
 
-/// Counts within a launch, which `parts` and `STEPS_MAX` keep far below 2³².
+/// Converts counts within a launch, which `parts` and `STEPS_MAX` keep far below 2³².
 fn narrow32(count: usize) -> u32 {
     u32::try_from(count).expect("a launch's counts have 32 bits")
 }

@@ -1,4 +1,4 @@
-//! Does the device do what the reference does, and do addresses come out right beyond 2³¹ elements?
+//! Tests that the device computes the same as the reference, and that addresses are right beyond 2³¹ elements.
 //!
 //! Owns: the reference's cases on a device, where there is one, and the address arithmetic without one. Does not own: the
 //! cases.
@@ -15,7 +15,7 @@ fn the_source_compiles_for_the_oldest_and_the_newest_device() {
     assert_compiles(SOURCE);
 }
 
-/// The first device, or `None` after saying why not.
+/// Opens the first device; prints why not and returns `None` if there is none.
 fn device() -> Option<Arc<Device>> {
     Device::open(0).inspect_err(|why| eprintln!("not run on a device: {why}")).ok()
 }
@@ -49,7 +49,7 @@ fn a_device_agrees_with_the_reference_bit_for_bit() {
     }
 }
 
-/// torch's views may begin anywhere: one element further, nothing can be loaded by four.
+/// torch's views may begin anywhere: one element further, no load of four elements is aligned.
 #[test]
 fn a_device_takes_addresses_that_are_aligned_for_one_element_only() {
     let Some(device) = device() else { return };

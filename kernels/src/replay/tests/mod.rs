@@ -1,7 +1,6 @@
-//! Do all back ends do what the reference does, and does the reference do what torch does?
+//! Tests that all back ends compute the same as the reference, and the reference the same as torch.
 //!
-//! Owns: the cases that every back end is held to, the device's too. Does not own: what is refused (`refused`), or torch's
-//! values (`torch`).
+//! Owns: the cases for every back end, the device's too. Does not own: refused input (`refused`), or torch's values (`torch`).
 
 mod refused;
 mod torch;
@@ -10,7 +9,7 @@ use super::*;
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-/// A plain generator, so that a failure's seed says everything.
+/// A plain generator, so that a failure can be repeated from its seed.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -29,13 +28,13 @@ impl Random {
         usize::try_from(self.next() >> 32).unwrap() % bound
     }
 
-    /// Between -1 and 1, with many exponents.
+    /// Returns a value between -1 and 1, with many exponents.
     fn value(&mut self) -> f32 {
         let exponent = i32::try_from(self.below(24)).unwrap() - 23;
         (f32::from(u16::try_from(self.below(65536)).unwrap()) / 32768.0 - 1.0) * 2f32.powi(exponent)
     }
 
-    /// Now and then what no training should see, but files may have.
+    /// Returns now and then a value that no training should produce, but files may have.
     fn odd_value(&mut self) -> f32 {
         const ODD: [f32; 9] = [
             f32::NAN,
@@ -89,7 +88,7 @@ impl Owned {
         State { weights, exp_avg, exp_avg_sq, half }
     }
 
-    /// Every bit, but one NaN is as good as another.
+    /// Compares every bit, except that all NaNs are equal.
     pub(super) fn assert_same(&self, expected: &Self, what: &str) {
         let bits = |value: f32| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() };
         for (slice, name) in ["weights", "exp_avg", "exp_avg_sq"].into_iter().enumerate() {
@@ -118,7 +117,7 @@ pub(super) enum OwnedGradient {
 }
 
 impl OwnedGradient {
-    /// The `kind`th of five, over `elements`.
+    /// Makes the `kind`th of five, over `elements`.
     pub(super) fn new(kind: usize, elements: usize, random: &mut Random, odd: bool) -> Self {
         let value = |random: &mut Random| if odd { random.odd_value() } else { random.value() };
         match kind {
@@ -172,7 +171,7 @@ impl OwnedGradient {
     }
 }
 
-/// Steps with their gradients, lent to `run`.
+/// Passes steps with their gradients to `run`.
 pub(super) fn with_steps<T>(
     steps: &[(Step, OwnedGradient)],
     run: impl FnOnce(&[GradientStep<'_>]) -> T,
@@ -186,7 +185,7 @@ pub(super) fn with_steps<T>(
     run(&borrowed)
 }
 
-/// `count` steps that differ in everything; one in five is skipped.
+/// Makes `count` steps that differ in everything; one in five is skipped.
 pub(super) fn steps(
     count: usize,
     elements: usize,
@@ -216,7 +215,7 @@ pub(super) fn steps(
         .collect()
 }
 
-/// Both the state and the steps of a case.
+/// Makes both the state and the steps of a case.
 pub(super) fn case(
     elements: usize,
     count: usize,
@@ -267,7 +266,7 @@ fn every_short_length_agrees() {
     }
 }
 
-/// Long enough for pieces that several threads take, with every kind of gradient over their boundaries.
+/// Length for pieces that several threads take, with every kind of gradient over their boundaries.
 #[test]
 fn pieces_and_threads_do_not_change_the_result() {
     for threads in [1, 2, 3, usize::MAX] {
@@ -296,7 +295,7 @@ fn skipped_steps_change_nothing_and_their_gradient_is_not_looked_at() {
     let steps = [GradientStep { step: skipped, gradient: Gradient::F32(&[f32::NAN]) }; 3];
     replay(&mut after.state(Copy16::None), &steps, 1).unwrap();
     after.assert_same(&before, "skipped");
-    // The half copy is what the weights are, all the same.
+    // The half copy still matches the weights.
     replay(&mut after.state(Copy16::Bf16), &steps, 1).unwrap();
     assert_eq!(after.bf16[7], bf16::from_f32(before.slices[0][7]));
 }

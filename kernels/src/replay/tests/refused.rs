@@ -1,6 +1,6 @@
-//! Parts that do not fit are an error that names both values, and nothing has changed.
+//! Parts that do not fit cause an error that names both values, and nothing has changed.
 //!
-//! Owns: one case per check. Does not own: what is accepted.
+//! Owns: one case per check. Does not own: accepted input.
 
 use super::super::*;
 use super::{Copy16, Owned, Random};

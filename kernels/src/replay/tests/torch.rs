@@ -1,7 +1,6 @@
-//! Is it torch's optimizer?
+//! Tests that replay agrees with torch's optimizer.
 //!
-//! Owns: reading torch's own values (`vectors/make.py` says how they were made) and the bound. Does not own: the bound's
-//! number, which is public.
+//! Owns: reading torch's own values (`vectors/make.py` made them) and the bound. Does not own: the bound's number, which is public.
 
 use super::super::*;
 use super::{Copy16, Owned};
@@ -64,7 +63,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// The largest value that each slice of an element had, or that was added to it.
+/// Returns the largest value that each slice of an element, or a value added to it, had.
 fn largest(case: &Case, at: usize) -> [f32; 3] {
     let mut element = [case.before[at], 0.0, 0.0];
     let mut largest = element.map(f32::abs);
