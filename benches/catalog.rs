@@ -1,11 +1,11 @@
 //! What do names cost where several nodes share one tree, and what do many nodes cost the coordinator?
 //!
-//! Owns: creates, look-ups and listings on three real nodes, against one node that is alone; the memory and the processor time
-//! of a coordinator that many simulated nodes join, beat to and publish to. Does not own: bytes (`replicate`).
+//! Owns: creates, look-ups and listings on three real nodes, against a single node; the memory and the processor time of a coordinator that
+//! many simulated nodes join, beat to and publish to. Does not own: bytes (`replicate`).
 //!
-//! The simulated nodes are connections of this process over loopback TCP to a real daemon: what the coordinator does is whole,
-//! what a node costs its own machine is not there. Both ends share the processors, and each of the simulated has its own two
-//! connections with the coordinator, as nodes have.
+//! The simulated nodes are connections of this process over loopback TCP to a real daemon: the coordinator's whole work is measured, the
+//! cost of a node on its own machine is not. Both ends share the processors, and each simulated node has its own two connections with the
+//! coordinator, as real nodes have.
 
 use anyhow::{Context, ensure};
 use std::fs::{self, File};
@@ -23,26 +23,26 @@ use tidemark_protocol::membership::interval_ms;
 use tidemark_tests::daemon::{Daemon, DaemonOptions};
 use tidemark_transport::Address;
 
-/// Names matter here, not bytes; a 32nd of it is the journal, which holds all names of all rounds.
+/// Size of Tier-1. Names matter here, not bytes. A 32nd of it is the journal, which holds all names of all rounds.
 const TIER1_BYTES: u64 = 2 << 30;
 const SMOKE_TIER1_BYTES: u64 = 512 << 20;
-/// Nothing becomes a checkpoint while names are timed, so that nothing is decided or uploaded.
+/// Settings under which nothing becomes a checkpoint while names are timed, so that nothing is decided or uploaded.
 const CONFIG: &str = "[save]\nsettle_s = 3600.0\n[tier3]\npaced = false\n[replication]\npaced = false\n";
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const FILES_PER_CHECKPOINT: usize = 1000;
 const SMOKE_FILES: usize = 60;
 const ALONE: &str = "one node that is alone, with as many writers";
 
-/// How many nodes are simulated, one after the other; the last is what a large cluster has, and as many as a daemon has room for
-/// that may have 20,000 descriptors: a connection from each node and one to it.
+/// Numbers of simulated nodes, one after the other. The last is the size of a large cluster, and the most for which a daemon with 20,000
+/// descriptors has room: a connection from each node and one to it.
 const SIMULATED: [usize; 5] = [100, 300, 1000, 3000, 9_900];
 const SMOKE_SIMULATED: [usize; 2] = [10, 30];
 const BEATS_FOR: Duration = Duration::from_secs(10);
 const SMOKE_BEATS_FOR: Duration = Duration::from_secs(1);
-/// More nodes are not tried when joining takes so long.
+/// Time for joining after which larger numbers are not tried.
 const JOIN_MAX: Duration = Duration::from_secs(120);
 
-/// One kind of operation on names: all of them, and each.
+/// Samples of a kind of operation on names: the rate of each round, and the time of each operation.
 #[derive(Debug, Default)]
 struct Rounds {
     per_s: Vec<f64>,
@@ -56,7 +56,7 @@ impl Rounds {
     }
 }
 
-/// What is done with names in one round.
+/// Samples of all operations on names.
 #[derive(Debug, Default)]
 struct Seen {
     create_shared: Rounds,
@@ -73,7 +73,7 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     many(&bench)
 }
 
-/// Three nodes, and one that is alone with as many writers.
+/// Measures three nodes, and a single node with as many writers.
 fn names(bench: &Bench) -> anyhow::Result<()> {
     let (files, tier1_bytes) = if bench.options.smoke {
         (SMOKE_FILES, SMOKE_TIER1_BYTES)
@@ -119,7 +119,8 @@ fn names(bench: &Bench) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The names of one checkpoint: made by three writers in one directory, by each in its own, looked at and listed by the third.
+/// Measures the names of one checkpoint: three writers create them in one directory and each in its own; the third looks them up and lists
+/// them.
 fn checkpoint(mounts: &[PathBuf; 3], step: &str, files: usize, seen: &mut Seen) -> anyhow::Result<()> {
     let shared = |mount: &Path| mount.join("shared").join(step);
     let own = |mount: &Path, writer: usize| mount.join("own").join(step).join(format!("rank{writer}"));
@@ -135,7 +136,7 @@ fn checkpoint(mounts: &[PathBuf; 3], step: &str, files: usize, seen: &mut Seen) 
         .context("in own directories")?;
     seen.create_own.add(took_s, each_s);
 
-    // By the last, of what the first made.
+    // The last node reads names that the first one made.
     let reader = &mounts[mounts.len() - 1];
     let started = Instant::now();
     let looked: Vec<f64> = (0..each)
@@ -151,7 +152,7 @@ fn checkpoint(mounts: &[PathBuf; 3], step: &str, files: usize, seen: &mut Seen) 
     let listed = fs::read_dir(shared(reader)).context("list")?.count();
     let took_s = started.elapsed().as_secs_f64();
     ensure!(listed == each * mounts.len(), "{listed} of {} names are listed", each * mounts.len());
-    // A listing is one operation; its names are not counted.
+    // A listing counts as one operation, whatever its number of names.
     seen.list.add(took_s, vec![took_s]);
     Ok(())
 }
@@ -160,7 +161,7 @@ fn name(writer: usize, number: usize) -> String {
     format!("__{writer}_{number}.distcp")
 }
 
-/// Creates and closes empty files; the seconds of each.
+/// Creates and closes empty files; returns the seconds of each.
 fn create(folder: &Path, writer: usize, files: usize) -> anyhow::Result<Vec<f64>> {
     let one = |number| {
         let path = folder.join(name(writer, number));
@@ -171,7 +172,7 @@ fn create(folder: &Path, writer: usize, files: usize) -> anyhow::Result<Vec<f64>
     (0..files).map(one).collect()
 }
 
-/// All writers at the same time: how long until the last is done, and the seconds of each operation.
+/// Runs all writers at the same time. Returns the time until the last is done, and the seconds of each operation.
 fn at_once(
     mounts: &[PathBuf; 3],
     write: impl Fn(usize, &Path) -> anyhow::Result<Vec<f64>> + Sync,
@@ -191,7 +192,7 @@ fn at_once(
     Ok((took_s, each.concat()))
 }
 
-/// A coordinator and more and more simulated nodes.
+/// Measures a coordinator with more and more simulated nodes.
 fn many(bench: &Bench) -> anyhow::Result<()> {
     let smoke = bench.options.smoke;
     let (counts, beats_for) =
@@ -208,7 +209,7 @@ fn many(bench: &Bench) -> anyhow::Result<()> {
     let listen = daemon.ready().listen.clone();
     let coordinator = Address { node: "coordinator".to_owned(), address: listen };
     let mut nodes = Simulated::new(coordinator.clone(), 0)?;
-    // Nodes for which this process has no room.
+    // Nodes for which this process has no room run in another process.
     let mut crowd: Option<Crowd> = None;
     let mut before = 0;
     let empty_bytes = anonymous_bytes(pid)?;

@@ -1,10 +1,10 @@
 //! What does a training loop over several nodes feel of its saves, how soon are they safe, and what memory do they take?
 //!
-//! Owns: TierCheck's experiments 1, 2, 3 and 9 in small, with each kind of save: the step with and without saving while replication
-//! and upload run; save, `replicated` and `committed`; the shortest interval that costs no more than 3.5 %; memory per tier over
-//! many saves. Does not own: the loop itself (python/cluster_save.py).
+//! Owns: TierCheck's experiments 1, 2, 3 and 9 in small, with each kind of save: the step with and without saving while replication and
+//! upload run; save, `replicated` and `committed`; the shortest interval that costs no more than 3.5 %; memory per tier over many saves.
+//! Does not own: the loop itself (python/cluster_save.py).
 //!
-//! Three nodes, their ranks and their daemons share the processors of one machine: what a save costs the loop is the most here.
+//! Three nodes, their ranks and their daemons share the processors of one machine: the measured cost of a save is an upper bound.
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -19,31 +19,32 @@ use tidemark_tests::net::Network;
 use tidemark_tests::python::{Python, Ranks};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
-/// The nodes of each kind's ranks. The first rank of DCP writes its index, and is on the coordinator's node, as where a job's first
-/// host is the first to start a daemon, too.
+/// The nodes of each kind's ranks. The first rank of DCP writes its index, and runs on the coordinator's node, since a job's first host also
+/// tends to be the first to start a daemon.
 const KINDS: [(&str, &[usize]); 2] = [("torch_save", &[1]), ("dcp", &[0, 1])];
-/// Complete as soon as it is sealed. Of what is committed two are kept, as in the paper.
+/// Settings with which a checkpoint is complete as soon as it is sealed. Two committed versions are kept, as in the paper.
 const CONFIG: &str = "[save]\nsettle_s = 0.0\n[retention]\nkeep_last = 2\n";
-/// The same without the paces that end before the next save: when one alone is timed, there is none.
+/// The same settings without pacing, which ends before the next save: a single timed save has no next one.
 const UNPACED: &str = "[save]\nsettle_s = 0.0\n[retention]\nkeep_last = 2\n[tier3]\npaced = false\n[replication]\npaced = false\n";
-/// The state of one rank. A step over it takes about as long as its save here.
+/// The state of one rank, in bytes. A step over it takes about as long as its save here.
 const USUAL_BYTES: u64 = 256 << 20;
-/// A node has its own newest, the one before, one that is written, and as many copies of a neighbour's.
+/// Tier-1 in multiples of the state. A node has its own newest version, the one before, one that is being written, and as many copies of a
+/// neighbour's.
 const TIER1_PER_STATE: u64 = 6;
 const BESIDE_BYTES: u64 = 128 << 20;
-/// What a loop may lose by its saves.
+/// The most that saves may slow down a loop.
 const BOUND: f64 = 1.035;
 const INTERVALS: &str = "1,2,5,10,20";
 const SMOKE_INTERVALS: &str = "1,2";
 const SAVES: usize = 100;
 const SMOKE_SAVES: usize = 5;
-/// Memory of a tier is looked at so often; a save takes longer.
+/// Interval at which the memory of a tier is sampled; a save takes longer.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// The most that was seen of each tier while a job ran, in bytes.
+/// The largest sample of each tier while a job ran, in bytes.
 #[derive(Debug, Default)]
 struct Peaks {
-    /// The fullest node.
+    /// Tier-1 of the fullest node.
     tier1_bytes: f64,
     tier3_bytes: u64,
     /// The daemon with the most memory of its own.
@@ -59,7 +60,7 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     python::interpreter()?;
     let python = Python::find().context("the same interpreter was found a moment ago")?;
     let network = nodes::network(&NODES)?;
-    // A smoke run needs one kind: the other differs in the calls of the job only.
+    // A smoke run needs only one kind: the other differs in the calls of the job only.
     let kinds = if bench.options.smoke { &KINDS[1..] } else { &KINDS };
     for &(kind, ranks) in kinds {
         let run = Run { bench: &bench, network: &network, python: &python, kind, ranks };
@@ -70,7 +71,7 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One kind of save.
+/// The measurement of a kind of save.
 struct Run<'a> {
     bench: &'a Bench,
     network: &'a Network,
@@ -85,14 +86,14 @@ impl Run<'_> {
         let hosts = NODES.map(|name| self.network.host(name));
         let tier1_bytes = self.bench.options.tier1_bytes.unwrap_or(usual_bytes);
         let nodes = Nodes::start(&hosts, tier1_bytes, config)?;
-        // Each of them has a partner from here on.
+        // Each node has a partner from here on.
         for node in 0..NODES.len() {
             nodes.wait_for_partner(node)?;
         }
         Ok(nodes)
     }
 
-    /// Starts the ranks; each saves below the folder that `place` gives for its node.
+    /// Starts the ranks; each saves below the folder that `place` returns for its node.
     fn start(
         &self,
         mode: &str,
@@ -117,7 +118,7 @@ impl Run<'_> {
         self.python.start_on(&hosts, &script)
     }
 
-    /// Saves that failed are a figure, and the others are measured all the same.
+    /// Reports the saves that failed as a figure; the others are measured all the same.
     fn say_failed(&self, mode: &str, ranks: &Ranks) -> anyhow::Result<()> {
         let done = said(ranks, "done")?;
         let (saves, failed) = (number(&done[0], "saves")?, number(&done[0], "failed")?);
@@ -130,7 +131,7 @@ impl Run<'_> {
         self.bench.figure(&format!("cluster_save_{}_{mode}_failed", self.kind), "saves", failed)
     }
 
-    /// Experiments 1 and 3: the step with and without saves, by the interval between them.
+    /// Measures experiments 1 and 3: the step with and without saves, by the interval between them.
     fn overhead(&self) -> anyhow::Result<()> {
         let (bench, kind) = (self.bench, self.kind);
         let nodes = self.nodes(CONFIG)?;
@@ -152,7 +153,7 @@ impl Run<'_> {
                 number(line, "save_s")?,
                 100.0 * (with_s / base_s - 1.0)
             ))?;
-            // A longer one that does not is no chance: then this one was.
+            // If a longer interval exceeds the bound, a shorter one within it was chance.
             shortest = (with_s / base_s <= BOUND).then(|| shortest.unwrap_or(every));
         }
         let first = &lines[0];
@@ -169,7 +170,7 @@ impl Run<'_> {
         }
     }
 
-    /// Experiment 2: how long a save takes the job, and how long until it is safe; against the same save into memory.
+    /// Measures experiment 2: how long a save takes the job, and how long until it is safe; against the same save into memory.
     fn latency(&self) -> anyhow::Result<()> {
         let (bench, kind) = (self.bench, self.kind);
         let rounds = bench.options.rounds.to_string();
@@ -197,7 +198,7 @@ impl Run<'_> {
         bench.figure(&format!("cluster_save_{kind}_committed"), "s", of(&lines, "committed_s")?)
     }
 
-    /// Experiment 9: what each tier holds at most over many saves, against its bound.
+    /// Measures experiment 9: the peak of each tier over many saves, against its bound.
     fn memory(&self) -> anyhow::Result<()> {
         let (bench, kind) = (self.bench, self.kind);
         let usual = if bench.options.smoke { SMOKE_SAVES } else { SAVES };
@@ -255,7 +256,7 @@ impl Peaks {
     }
 }
 
-/// The bytes of all files below a folder; what goes while it is looked at does not count.
+/// Returns the bytes of all files below a folder; files that are removed meanwhile do not count.
 fn bytes_below(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let of = |entry: fs::DirEntry| match entry.metadata() {
@@ -266,7 +267,7 @@ fn bytes_below(folder: &Path) -> u64 {
     entries.map(of).sum()
 }
 
-/// The lines of the first rank that have such a field.
+/// Returns the lines of the first rank that have this field.
 fn said(ranks: &Ranks, field: &str) -> anyhow::Result<Vec<Value>> {
     let printed = ranks.printed(0);
     let lines = printed.lines().map(|line| serde_json::from_str::<Value>(line).context("a line is no JSON"));

@@ -1,6 +1,6 @@
 //! How long does a small file take, and a close after a large write?
 //!
-//! Owns: both latencies, as percentiles, and what the machine takes to wake somebody so often. Does not own: throughput.
+//! Owns: both latencies, as percentiles, and the time that the machine takes for as many wake-ups. Does not own: throughput.
 
 use anyhow::Context;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -11,12 +11,12 @@ use std::time::Instant;
 use tidemark_benches::compare::{Compared, Sampled, percentile};
 use tidemark_benches::{Bench, Mount, files};
 
-/// One page: a `latest` file, a `.metadata`.
+/// A page: the size of a `latest` file or a `.metadata`.
 const SMALL_BYTES: usize = 4096;
 const SMALL_FILES: usize = 2000;
 const SMALL_FILES_SMOKE: usize = 50;
-/// GETATTR of the directory (its attributes fall with each name that is made in it), LOOKUP, CREATE, GETXATTR (the kernel's question
-/// for capabilities at the first write) and FLUSH. RELEASE comes after close.
+/// Requests for each file: GETATTR of the directory (its attributes expire with each name that is made in it), LOOKUP, CREATE, GETXATTR
+/// (the kernel's question for capabilities at the first write) and FLUSH. RELEASE comes after close.
 const REQUESTS: f64 = 5.0;
 
 pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
@@ -29,7 +29,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
             .alternate(|| small_us(&ours, count, hundredths), || small_us(&theirs, count, hundredths))?;
         bench.result(name, "us", &bench.baseline_folder(), medians.clone())?;
         if hundredths == 50 {
-            // The daemon is woken for each request, and wakes the caller with its answer.
+            // Each request wakes the daemon, and its answer wakes the caller.
             let waking: Vec<f64> =
                 (0..bench.options.rounds).map(|_| there_and_back_us(count)).collect::<Result<_, _>>()?;
             let waking = Sampled::median(waking)?.times(REQUESTS);
@@ -60,7 +60,7 @@ fn small_us(folder: &Path, count: usize, hundredths: usize) -> anyhow::Result<f6
     percentile(&mut samples, hundredths)
 }
 
-/// A byte to a thread on another processor, and back, p50: each waits for the other to be woken there.
+/// Measures a byte to a thread on another processor, and back, p50: each thread waits until the other is woken there.
 fn there_and_back_us(count: usize) -> anyhow::Result<f64> {
     let ((mut asked, mut ask), (mut answered, mut answer)) = (pipe()?, pipe()?);
     let allowed = sched_getaffinity(None)?;

@@ -7,9 +7,9 @@ use std::time::Instant;
 use tidemark_benches::{Bench, compare::Compared, memory};
 use tidemark_kernels::encoding::{Codec, Decoder, Encoder, LEVEL};
 
-/// What is encoded at a time.
+/// Bytes that are encoded at a time.
 const CHUNK_BYTES: usize = 8 << 20;
-/// Enough that each round takes a second at the slowest, and caches hold nothing of it.
+/// Size of a tensor: so large that each round takes a second at the slowest, and does not fit in caches.
 const BYTES_MAX: u64 = 128 << 20;
 /// Level 3 is zstd's own default.
 const LEVELS: [i32; 2] = [LEVEL, 3];
@@ -40,7 +40,7 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One codec's coders and what it last made.
+/// The encoder and the decoder of a codec, and their last output.
 struct Measured {
     encoder: Encoder,
     decoder: Decoder,
@@ -54,7 +54,7 @@ impl Measured {
         Ok(Self { encoder, decoder, encoded: Vec::new(), chunk: vec![0; CHUNK_BYTES] })
     }
 
-    /// GB/s of plain bytes, and the encoded size.
+    /// Returns GB/s of plain bytes, and the encoded size.
     fn encode(&mut self, codec: Codec, bytes: &[u8]) -> anyhow::Result<(f64, usize)> {
         self.encoded.resize(bytes.len().div_ceil(CHUNK_BYTES), Vec::new());
         let started = Instant::now();
@@ -65,7 +65,7 @@ impl Measured {
         Ok((rate, self.encoded.iter().map(Vec::len).sum()))
     }
 
-    /// GB/s of plain bytes.
+    /// Returns GB/s of plain bytes.
     fn decode(&mut self, bytes: &[u8]) -> anyhow::Result<f64> {
         let mut spent = std::time::Duration::ZERO;
         for (plain, encoded) in bytes.chunks(CHUNK_BYTES).zip(&self.encoded) {
@@ -78,8 +78,8 @@ impl Measured {
     }
 }
 
-/// Weights as they are initialised and stay near: normal, deviation 0.02. Adam's first moment: normal, each row of 4096
-/// with a scale of its own. Its second: squares of that, smoothed over time.
+/// Makes tensors. Weights as they are initialised and stay near: normal, deviation 0.02. Adam's first moment: normal, each row of 4096 with
+/// a scale of its own. Adam's second moment: squares of the first, smoothed over time.
 fn tensors(size_bytes: usize) -> Vec<(&'static str, Vec<u8>)> {
     let count = size_bytes / 4;
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
@@ -107,7 +107,7 @@ fn tensors(size_bytes: usize) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// To the nearest, ties to even.
+/// Rounds to nearest, ties to even.
 fn round_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
@@ -118,7 +118,7 @@ fn round_to_bf16(value: f32) -> u16 {
 struct Random(u64);
 
 impl Random {
-    /// Above 0, up to 1.
+    /// Returns a uniform value above 0, up to 1.
     fn uniform(&mut self) -> f32 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -126,7 +126,7 @@ impl Random {
         ((self.0 >> 40) as f32 + 1.0) / 16_777_216.0
     }
 
-    /// Box and Muller.
+    /// Returns a normal value, by Box and Muller.
     fn normal(&mut self) -> f32 {
         let (radius, angle) = (self.uniform(), self.uniform());
         (-2.0 * radius.ln()).sqrt() * (std::f32::consts::TAU * angle).cos()

@@ -30,7 +30,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     bench.result("write_size_unknown", "GB/s", &bench.baseline_folder(), first)?;
 
     for (name, percent) in [("write_30_percent_larger", 130), ("write_30_percent_smaller", 70)] {
-        // The save before it has another size in each round, untimed, so that the prediction is always wrong.
+        // The save before has another size in each round, untimed, so that the prediction is always wrong.
         let before_bytes = size_bytes * 100 / percent;
         let ours = mount.path().join("bench-resave");
         let resave = |path: &PathBuf| {

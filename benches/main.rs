@@ -1,9 +1,9 @@
 //! All benches in one executable: its first argument names the one to run.
 //!
-//! Owns: the table of benches, in the order in which a reader wants their figures. Does not own: what each measures (a file of
-//! its name beside this one, whose first line asks its question), nor the command line (`harness/stages.rs`).
+//! Owns: the table of benches, in the order in which a reader wants their figures. Does not own: the measurement of each (a file of its
+//! name beside this one, whose first line asks its question), nor the command line (`harness/stages.rs`).
 //!
-//! One executable, because each would link the whole engine again.
+//! A single executable, because each would link the whole engine again.
 
 mod catalog;
 mod cluster_save;

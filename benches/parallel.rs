@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Instant;
 use tidemark_benches::{Bench, Mount, files};
 
-/// Ranks of a usual machine with accelerators.
+/// Number of ranks of a usual machine with accelerators.
 const FILES: u64 = 8;
 
 pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {

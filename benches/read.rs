@@ -1,6 +1,6 @@
 //! How fast is a sequential read of a file just written, in blocks of 1 MiB?
 //!
-//! Owns: open and read on the mount and on the baseline. Does not own: reads of what is no longer in memory
+//! Owns: open and read on the mount and on the baseline. Does not own: reads of files that are no longer in memory
 //! (`restore`).
 
 use tidemark_benches::{Bench, Mount, files};

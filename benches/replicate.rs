@@ -1,12 +1,11 @@
 //! How fast is a saved file in a neighbour's memory too, and what does that cost?
 //!
-//! Owns: a file written at one node to `replicated`, against iperf3 over the same network in as many streams; how long after its
-//! close that is, against the least possible; processor seconds of both daemons against scp and rsync; rate and processor seconds
-//! without encryption. Does not own: reading from the neighbour (`restore_peer`), a link without any protection (transport's
-//! example `links`).
+//! Owns: a file written at one node to `replicated`, against iperf3 over the same network in as many streams; the time from its close to
+//! that, against the least possible; processor seconds of both daemons against scp and rsync; rate and processor seconds without
+//! encryption. Does not own: reading from the neighbour (`restore_peer`), a link without any protection (transport's example `links`).
 //!
-//! Tier-3 is out of reach, so that nothing is uploaded meanwhile, and what is nowhere else is not given up for the next round:
-//! each sample has two daemons of its own, with warm memory.
+//! Tier-3 is unreachable, so that nothing is uploaded meanwhile. Files without another copy are not evicted for the next round, so each
+//! sample has two daemons of its own, with warm memory.
 
 use anyhow::{Context, ensure};
 use std::fs::{self, File};
@@ -18,24 +17,24 @@ use tidemark_benches::rivals::{Copier, iperf3_gb_per_s};
 use tidemark_benches::{Bench, files};
 use tidemark_tests::net::{Host, Network};
 
-/// Complete as soon as it is sealed: what is timed is the copy, not a pause in which a save might go on.
+/// Settings with which a checkpoint is complete as soon as it is sealed: the copy is timed, not a pause in which a save might continue.
 const CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n[replication]\npaced = false\n";
-/// The same with bytes that are authenticated only.
+/// The same settings with bytes that are authenticated only.
 const OPEN_CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n[replication]\npaced = false\n\
                            [links]\nencrypt_bulk = false\n";
-/// Connections of one transfer of the daemon's (`tools/ckptd/src/peers.rs`).
+/// Connections of one transfer in the daemon (`tools/ckptd/src/peers.rs`).
 const STREAMS: usize = 2;
-/// The narrow network of the target: slower than one processor sends, so that nothing but the network decides.
+/// The narrow network of the target: slower than one processor sends, so that only the network decides.
 const NARROW_BITS_PER_S: u64 = 8_000_000_000;
-/// Two nodes, each with room for it, and the writer's own: 4 GiB needs 16 GiB of memory.
+/// Size of the file. Two nodes need room for it, besides the writer's own: 4 GiB needs 16 GiB of memory.
 const USUAL_BYTES: u64 = 1 << 30;
-/// A rate below 10 MB/s is a copy that does not come.
+/// The least rate, 10 MB/s; below it the copy counts as missing.
 const SLOWEST_BYTES_PER_S: u64 = 10_000_000;
 const REPLICATED_MIN: Duration = Duration::from_secs(60);
-/// How many times scp and rsync copy: their processor seconds do not sway as rates do.
+/// Copies of scp and rsync: their processor seconds vary less than rates do.
 const RIVAL_ROUNDS_MAX: usize = 3;
 
-/// What was seen besides the rate, one for each round.
+/// Samples besides the rate, one for each round.
 #[derive(Debug, Default)]
 struct Seen {
     write_s: Vec<f64>,
@@ -62,7 +61,7 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     against_copiers(&bench, &network, &cpu)
 }
 
-/// The rate and the lag, of the network as it is now.
+/// Measures the rate and the lag, in the present network.
 fn measure(bench: &Bench, network: &Network, name: &str, streams: usize) -> anyhow::Result<Seen> {
     let size_bytes = bench.options.size_bytes;
     let (from, to) = (network.host("n1"), network.host("n2"));
@@ -74,7 +73,7 @@ fn measure(bench: &Bench, network: &Network, name: &str, streams: usize) -> anyh
     let transfer_s = size_bytes as f64 / 1e9 / medians.baseline.number;
     let against = format!("iperf3 over the same network (streams: {streams})");
     bench.result(name, "GB/s", &against, medians)?;
-    // The first round was thrown away.
+    // The first round was discarded.
     for samples in [&mut seen.write_s, &mut seen.lag_s, &mut seen.cpu_s_per_gb] {
         samples.remove(0);
     }
@@ -93,7 +92,7 @@ fn measure(bench: &Bench, network: &Network, name: &str, streams: usize) -> anyh
     Ok(seen)
 }
 
-/// The rate, and the processor seconds of both daemons, against the same without encryption.
+/// Measures the rate, and the processor seconds of both daemons, against the same without encryption.
 fn against_open(bench: &Bench, network: &Network) -> anyhow::Result<()> {
     let hosts = (network.host("n1"), network.host("n2"));
     let (mut encrypted, mut open) = (Seen::default(), Seen::default());
@@ -103,14 +102,14 @@ fn against_open(bench: &Bench, network: &Network) -> anyhow::Result<()> {
     )?;
     let against = "the same, authenticated and not encrypted";
     bench.result("replicate_encrypted", "GB/s", against, medians)?;
-    // The first round was thrown away.
+    // The first round was discarded.
     let of = |seen: &Seen| Sampled::median(seen.cpu_s_per_gb[1..].to_vec());
-    // Two figures and no ratio: of a small file the clock's ticks may have seen nothing.
+    // Two figures and no ratio: with a small file the clock's ticks may have counted nothing.
     bench.figure("replicate_encrypted_cpu", "s/GB", of(&encrypted)?)?;
     bench.figure("replicate_authenticated_cpu", "s/GB", of(&open)?)
 }
 
-/// Writes a file at one of two fresh nodes; GB/s from its open to `replicated`.
+/// Writes a file at one of two fresh nodes; returns GB/s from its open to `replicated`.
 fn replicate(
     bench: &Bench,
     (from, to): (&Host, &Host),
@@ -144,7 +143,7 @@ fn replicate(
     Ok(gigabytes / (replicated - started).as_secs_f64())
 }
 
-/// Processor seconds of both ends for each GB, against scp and rsync from memory to memory.
+/// Measures processor seconds of both ends for each GB, against scp and rsync from memory to memory.
 fn against_copiers(bench: &Bench, network: &Network, cpu: &Sampled) -> anyhow::Result<()> {
     let size_bytes = bench.options.size_bytes;
     let (from, to) = (network.host("n1"), network.host("n2"));
@@ -173,7 +172,7 @@ fn against_copiers(bench: &Bench, network: &Network, cpu: &Sampled) -> anyhow::R
     Ok(())
 }
 
-/// Returns GB/s and processor seconds for each GB of some copies, after a first that does not count.
+/// Returns GB/s and processor seconds for each GB of some copies, after a discarded first copy.
 fn copy(mut copier: Copier, rounds: usize, size_bytes: u64) -> anyhow::Result<(Sampled, Sampled)> {
     copier.copy(size_bytes)?;
     let (mut rates, mut costs) = (Vec::new(), Vec::new());

@@ -28,7 +28,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     let mut footprint = Footprint::default();
     let medians = bench.alternate(
         || {
-            // A daemon that ends takes its Tier-1 along, so the next one has to fetch.
+            // A daemon that ends frees its Tier-1, so the next one has to fetch.
             mount.restart()?;
             drop_cached(&object)?;
             let pid = mount.serving_pid()?;
@@ -52,7 +52,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     bench.figure("restore_cold_daemon_cpu", "s/GB", footprint.cpu_s_per_gb(size_bytes))
 }
 
-/// A process of its own writes the file and is killed; then the file is read.
+/// Lets a process of its own write the file and be killed; then reads the file.
 fn after_death(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
     files::remove(path)?;
     files::warm(size_bytes)?;
@@ -73,7 +73,7 @@ fn after_death(path: &Path, size_bytes: u64) -> anyhow::Result<f64> {
     Ok(files::read(path, size_bytes)? / 1e9)
 }
 
-/// The one file of this size below `folder`.
+/// Returns the single file of this size below `folder`.
 fn object_of(folder: &Path, size_bytes: u64) -> anyhow::Result<Option<PathBuf>> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -90,7 +90,7 @@ fn object_of(folder: &Path, size_bytes: u64) -> anyhow::Result<Option<PathBuf>> 
     Ok(None)
 }
 
-/// Takes an object out of the page cache, so that it is read from the disk.
+/// Drops an object from the page cache, so that it is read from the disk.
 fn drop_cached(object: &Path) -> anyhow::Result<()> {
     fadvise(File::open(object)?, 0, None, Advice::DontNeed).context("drop an object from the page cache")
 }

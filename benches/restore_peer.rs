@@ -1,7 +1,8 @@
 //! How fast does a checkpoint come back when the node that wrote it is lost, and Tier-3 with it?
 //!
-//! Owns: the read through a fresh node's mount out of the one copy that is left in a neighbour's memory, against iperf3 over the
-//! same network, against reading the same from memory, and against the same without encryption. Does not own: how soon a loss is noticed, the fresh node's start.
+//! Owns: the read through a fresh node's mount of the one copy that is left in a neighbour's memory, against iperf3 over the same network,
+//! against reading the same from memory, and against the same without encryption. Does not own: how soon a loss is noticed, the fresh
+//! node's start.
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -17,26 +18,26 @@ use tidemark_benches::{Bench, files};
 use tidemark_tests::net::Network;
 use tidemark_tests::process;
 
-/// Complete as soon as it is sealed.
+/// Settings with which a checkpoint is complete as soon as it is sealed.
 const CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n[replication]\npaced = false\n";
-/// The same with bytes that are authenticated only.
+/// The same settings with bytes that are authenticated only.
 const OPEN_CONFIG: &str = "[save]\nsettle_s = 0.0\n[tier3]\npaced = false\n[replication]\npaced = false\n\
                            [links]\nencrypt_bulk = false\n";
-/// Connections of one transfer of the daemon's (`tools/ckptd/src/peers.rs`).
+/// Connections of one transfer in the daemon (`tools/ckptd/src/peers.rs`).
 const STREAMS: usize = 2;
-/// Two nodes at a time, each with room for it: 4 GiB needs 14 GiB of memory.
+/// Size of the file. Two nodes at a time need room for it: 4 GiB needs 14 GiB of memory.
 const USUAL_BYTES: u64 = 1 << 30;
 const PATH: &str = "run/step1.pt";
-/// Copying at 10 MB/s would be a copy that does not come, and a node is taken for gone after 1.5 s.
+/// The least rate, 10 MB/s; below it the copy counts as missing. A node counts as gone after 1.5 s.
 const SLOWEST_BYTES_PER_S: u64 = 10_000_000;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One restore, by its stages.
+/// Samples of the restores, by stage.
 #[derive(Debug, Default)]
 struct Seen {
     open_s: Vec<f64>,
     first_byte_s: Vec<f64>,
-    /// Locating aside: what the daemon counts as the fetch, verifying included.
+    /// The daemon's fetch, which includes verifying but not locating.
     fetch_s: Vec<f64>,
     cpu_s_per_gb: Vec<f64>,
 }
@@ -63,7 +64,7 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     )?;
     let against = format!("iperf3 over the same network (streams: {STREAMS})");
     bench.result("restore_peer", "GB/s", &against, medians.clone())?;
-    // The first round was thrown away.
+    // The first round was discarded.
     let of = |samples: &[f64]| Sampled::median(samples[1..].to_vec());
     let against = format!("a read from {}", bench.baseline_folder());
     let compared = Compared::new(medians.value, of(&from_memory)?);
@@ -79,12 +80,12 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     )?;
     let against = "the same, authenticated and not encrypted";
     bench.result("restore_peer_encrypted", "GB/s", against, medians)?;
-    // Two figures and no ratio: of a small file the clock's ticks may have seen nothing.
+    // Two figures and no ratio: with a small file the clock's ticks may have counted nothing.
     bench.figure("restore_peer_encrypted_cpu", "s/GB", of(&encrypted.cpu_s_per_gb)?)?;
     bench.figure("restore_peer_authenticated_cpu", "s/GB", of(&open.cpu_s_per_gb)?)
 }
 
-/// Saves at a node, loses it, and reads at another one that was never there before; GB/s from its open to the last byte.
+/// Saves at a node, loses it, and reads at another one that was never there before; returns GB/s from the open to the last byte.
 fn restore(bench: &Bench, network: &Network, config: &str, seen: &mut Seen) -> anyhow::Result<f64> {
     let size_bytes = bench.options.size_bytes;
     let (first, lost, fresh) = (network.host("n1"), network.host("n2"), network.host("n3"));
@@ -101,7 +102,7 @@ fn restore(bench: &Bench, network: &Network, config: &str, seen: &mut Seen) -> a
     ensure!(killed.len() >= 2, "keeper and daemon were to be killed: {killed:?}");
     wait_for(&nodes, limit, "its writer is gone", |row| row["copies"]["host"]["files"] == 0)?;
     let at = nodes.add(fresh)?;
-    // It has joined when it knows a name of another node.
+    // The node has joined when it knows a name of another node.
     let run = nodes.mount(at).join("run");
     process::until(PATIENCE, || run.is_dir().then_some(())).context("the fresh node knows no names")?;
 
@@ -124,14 +125,14 @@ fn restore(bench: &Bench, network: &Network, config: &str, seen: &mut Seen) -> a
     Ok(gigabytes / read.all_s)
 }
 
-/// Waits until what the coordinator lists of the checkpoint is so.
+/// Waits until the coordinator's listing of the checkpoint is so.
 fn wait_for(nodes: &Nodes, limit: Duration, what: &str, so: impl Fn(&Value) -> bool) -> anyhow::Result<()> {
     let listed = || nodes.daemon(0).checkpoint(PATH);
     let found = process::until(limit, || listed().filter(&so).map(drop));
     found.with_context(|| format!("not so after {limit:?}: {what}; {:#?}", listed()))
 }
 
-/// One read to the end, in seconds since before the open.
+/// Times of a read to the end, in seconds since before the open.
 #[derive(Debug)]
 struct Timed {
     open_s: f64,

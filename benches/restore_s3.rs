@@ -1,15 +1,15 @@
 //! How fast does a checkpoint come back from an S3 bucket, after its node's memory was lost?
 //!
-//! Owns: open to the end of the read, against a bare client that fetches the same object into /dev/shm with as many ranges in
-//! flight and no checksums, and the read there; the daemon's own memory meanwhile. Does not own: a network (server and
-//! clients share this machine), the restart's own time.
+//! Owns: the time from open to the end of the read; the baseline is a bare client that fetches the same object into /dev/shm with as many
+//! ranges in flight and no checksums, and the read there; the daemon's own memory meanwhile. Does not own: a network (server and clients
+//! share this machine), the restart's own time.
 
 use anyhow::ensure;
 use std::fs::File;
 use std::time::Instant;
 use tidemark_benches::{Bench, Footprint, Mount, S3, files};
 
-/// The daemon's chunk, and what both have in flight.
+/// The daemon's chunk, and the ranges that both have in flight.
 const RANGE_BYTES: u64 = 8 << 20;
 const RANGES_IN_FLIGHT: usize = 8;
 
@@ -28,7 +28,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     let mut footprint = Footprint::default();
     let medians = bench.alternate(
         || {
-            // A daemon that ends takes its Tier-1 along, so the next one has to fetch.
+            // A daemon that ends frees its Tier-1, so the next one has to fetch.
             mount.restart()?;
             let pid = mount.serving_pid()?;
             footprint.during(pid, || Ok(files::read(&ours, size_bytes)? / 1e9))

@@ -6,7 +6,7 @@ use std::time::Instant;
 use tidemark_benches::{Bench, files, memory};
 use tidemark_kernels::Backend;
 
-/// What a seal gives to each thread at a time.
+/// Bytes that a seal gives to each thread at a time.
 const CHUNK_BYTES: usize = 8 << 20;
 const AGAINST: &str = "one core reading the same bytes";
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use std::time::Instant;
 use tidemark_benches::{Bench, Footprint, Mount, S3};
 
-/// The daemon's own defaults, said here for both.
+/// The daemon's own defaults, set here for both.
 const PART_BYTES: usize = 8 << 20;
 const PARTS_IN_FLIGHT: usize = 8;
 

@@ -1,6 +1,6 @@
-//! Comparing two things in one run: alternating order, medians, raw samples, RESULT lines.
+//! Compares two things in one run: alternating order, medians, raw samples, RESULT lines.
 //!
-//! Owns: the method, and what a RESULT line holds. Does not own: what a sample does.
+//! Owns: the method, and the content of a RESULT line. Does not own: the content of a sample.
 
 use crate::options::Options;
 use anyhow::{Context, ensure};
@@ -8,18 +8,18 @@ use serde_json::{Value, json};
 use std::fs;
 use std::io::{self, Write};
 
-/// A figure from more samples than these is a percentile of thousands of operations. Its RESULT line carries no
-/// samples: they would be a hundred times the size of everything else.
+/// The most samples of a RESULT line. A figure from more samples is a percentile of thousands of operations. A line
+/// with them would be a hundred times as large as everything else, so it has none.
 const SAMPLES_MAX: usize = 1000;
 
-/// One run of one bench.
+/// A run of a bench.
 #[derive(Debug)]
 pub struct Bench {
     pub options: Options,
     question: &'static str,
 }
 
-/// A number, and the samples that it is made from in the order in which they were taken.
+/// A number, and the samples from which it is made, in the order in which they were taken.
 ///
 /// A number that was counted or computed has no samples.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,7 +28,7 @@ pub struct Sampled {
     pub samples: Vec<f64>,
 }
 
-/// Two things that were measured in the same run.
+/// Results of two things that were measured in the same run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compared {
     pub value: Sampled,
@@ -58,7 +58,7 @@ impl Sampled {
         Ok(Self { number: percentile(&mut samples.clone(), hundredths)?, samples })
     }
 
-    /// Multiplies the number and every sample: another unit.
+    /// Multiplies the number and every sample, for another unit.
     #[must_use]
     pub fn times(self, factor: f64) -> Self {
         let samples = self.samples.into_iter().map(|sample| sample * factor).collect();
@@ -91,8 +91,8 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Takes `rounds` samples of each, the first of a round changing every time: what ran before a sample moved
-    /// it by up to 3 times on the machine this was written on. A first round of both is thrown away.
+    /// Takes `rounds` samples of each, and swaps their order every round: on the machine where this was written, the
+    /// run before a sample changed it by up to 3 times. Discards a first round of both.
     ///
     /// # Errors
     /// The first error of a sample.
@@ -116,7 +116,7 @@ impl Bench {
         Ok(Compared { value: Sampled::median(values)?, baseline: Sampled::median(baselines)? })
     }
 
-    /// Returns the folder of the baseline, as the name of what a mount is compared with.
+    /// Returns the folder of the baseline, as the name to which a mount is compared.
     #[must_use]
     pub fn baseline_folder(&self) -> String {
         self.options.baseline.display().to_string()
@@ -142,7 +142,7 @@ impl Bench {
         self.say(&format!("RESULT {line}"))
     }
 
-    /// Prints a figure that nothing is compared with, and its RESULT line.
+    /// Prints a figure without a baseline, and its RESULT line.
     ///
     /// # Errors
     /// A closed stdout.
@@ -160,7 +160,7 @@ impl Bench {
         writeln!(io::stdout().lock(), "{line}").context("write to stdout")
     }
 
-    /// Returns what every RESULT line holds, with no baseline.
+    /// Returns the fields of every RESULT line, without a baseline.
     fn line(&self, name: &str, unit: &str, value: Sampled) -> Value {
         json!({
             "question": self.question,
@@ -179,7 +179,7 @@ impl Bench {
     }
 }
 
-/// Returns samples as a RESULT line has them: null where there are none, or too many.
+/// Returns samples as in a RESULT line: null if there are none, or too many.
 fn listed(samples: Vec<f64>) -> Value {
     if samples.is_empty() || samples.len() > SAMPLES_MAX { Value::Null } else { samples.into() }
 }

@@ -1,7 +1,6 @@
-//! Simulated nodes in a process of their own: each has three descriptors, and a process may have only so many.
+//! Simulated nodes in a process of their own: each has three descriptors, and the number in a process is limited.
 //!
-//! Owns: starting that process, which is this program once more, and asking it what it counted. Does not own: the nodes
-//! ([`Simulated`]).
+//! Owns: starting that process, which is this program once more, and reading its counts. Does not own: the nodes ([`Simulated`]).
 
 use crate::simulated::{Counted, Simulated};
 use anyhow::{Context, ensure};
@@ -12,14 +11,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidemark_transport::Address;
 
-/// What the process is to do, as JSON.
+/// The variable with the process's task, as JSON.
 const ASKED: &str = "TIDEMARK_CROWD";
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Asked {
     node: String,
     address: String,
-    /// The number of its first node.
+    /// The number of the process's first node.
     first: usize,
     count: usize,
     limit_s: u64,
@@ -31,7 +30,7 @@ struct Joined {
     why: Option<String>,
 }
 
-/// What was counted since the start.
+/// Counts since the start.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Counts {
     pub beats: u64,
@@ -41,7 +40,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// As they are now.
+    /// Reads the present counts.
     #[must_use]
     pub fn of(counted: &Counted) -> Self {
         Self {
@@ -52,7 +51,7 @@ impl Counts {
         }
     }
 
-    /// Both together.
+    /// Adds the counts of another process.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -64,7 +63,7 @@ impl Counts {
     }
 }
 
-/// The process. Dropped: it ends, and its nodes are gone.
+/// The process. Dropping it ends the process and its nodes.
 #[derive(Debug)]
 pub struct Crowd {
     child: Child,
@@ -72,12 +71,12 @@ pub struct Crowd {
     said: Lines<BufReader<ChildStdout>>,
 }
 
-/// Serves as the other process where this one was started as that; true when it has done its part and is to end.
+/// Serves if this process was started as a crowd; returns true when it has finished and has to end.
 ///
-/// The bench's executable asks this before anything else: stdout is for the answers alone.
+/// The bench's executable calls this before anything else: stdout is for the answers alone.
 ///
 /// # Errors
-/// As [`Simulated`]'s.
+/// The errors of [`Simulated`].
 pub fn serve_where_asked() -> anyhow::Result<bool> {
     let Some(asked) = std::env::var_os(ASKED) else { return Ok(false) };
     let asked: Asked = serde_json::from_slice(asked.as_encoded_bytes()).context("what it is asked")?;
@@ -98,7 +97,8 @@ fn say<T: Serialize>(what: &T) -> anyhow::Result<()> {
 }
 
 impl Crowd {
-    /// So many more nodes, numbered from `first` on, which join and then beat. Waits until they have; gives why there are fewer.
+    /// Starts `count` more nodes, numbered from `first` on, which join and then beat. Waits until all have joined, or returns why there are
+    /// fewer.
     ///
     /// # Errors
     /// The process cannot be started, or ends.
@@ -124,7 +124,7 @@ impl Crowd {
         Ok((crowd, why))
     }
 
-    /// What was counted since the start.
+    /// Returns the counts since the start.
     ///
     /// # Errors
     /// The process has ended.
@@ -141,7 +141,7 @@ impl Crowd {
 
 impl Drop for Crowd {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         drop(self.child.kill());
         drop(self.child.wait());
     }

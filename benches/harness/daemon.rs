@@ -1,7 +1,7 @@
-//! A mounted Tidemark to measure: one that the caller names, or a daemon started for this run.
+//! A mounted Tidemark to measure: a mount that the caller names, or a daemon started for this run.
 //!
-//! Owns: finding the programs, starting `ckptd up`, its ready line, waiting until warm, the end. Does not own:
-//! what is measured.
+//! Owns: finding the programs, starting `ckptd up`, its ready line, waiting until memory is warm, the end. Does not
+//! own: the measurement.
 
 use crate::files;
 use crate::options::Options;
@@ -18,14 +18,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A first start makes Tier-1 and probes Tier-3; seconds, not minutes.
+/// Time limit of a start. A first start makes Tier-1 and probes Tier-3; seconds, not minutes.
 const READY_MAX: Duration = Duration::from_secs(60);
-/// The whole budget has to be touched once, at 0.4 GB/s or more.
+/// Time limit of warming. The whole budget has to be touched once, at 0.4 GB/s or more.
 const WARM_MAX: Duration = Duration::from_secs(180);
-/// The daemon's own drain lasts at most 60 s by default.
+/// Time limit of an end. The daemon's own drain lasts at most 60 s by default.
 const STOP_MAX: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(20);
-/// Tier-1 holds the file that is written, its predecessor, and what the pool keeps ready.
+/// Tier-1 in multiples of the size: it holds the file that is written, its predecessor, and the memory that the pool
+/// keeps ready.
 const TIER1_PER_SIZE: u64 = 3;
 const TIER1_MIN_BYTES: u64 = 256 << 20;
 
@@ -39,24 +40,24 @@ pub struct Mount {
 #[derive(Debug)]
 struct Daemon {
     child: Child,
-    /// Holds mountpoint, state directory and Tier-3; removed after the daemon has ended.
+    /// The folder of mountpoint, state directory and Tier-3; removed after the daemon has ended.
     folder: TempDir,
     config: Option<String>,
     tier1_bytes: u64,
     bucket: Option<Bucket>,
 }
 
-/// An S3 bucket in the place of a directory.
+/// An S3 bucket instead of a directory.
 #[derive(Clone, Debug)]
 pub struct Bucket {
-    /// `s3://bucket/prefix`.
+    /// The bucket as `s3://bucket/prefix`.
     pub url: String,
-    /// What the daemon finds in its environment.
+    /// Environment variables of the daemon.
     pub variables: Vec<(String, String)>,
 }
 
 impl Mount {
-    /// `--path` of the command line, or a fresh daemon with room for files of the bench's size.
+    /// Opens `--path` of the command line, or a fresh daemon with room for files of the bench's size.
     ///
     /// # Errors
     /// The daemon cannot be found or is not ready in time.
@@ -64,7 +65,7 @@ impl Mount {
         Self::open_with(options, None)
     }
 
-    /// The same; a fresh daemon has `config` (TOML) beside the flags.
+    /// Opens a mount as [`Mount::open`] does; a fresh daemon has `config` (TOML) beside the flags.
     ///
     /// # Errors
     /// As [`Mount::open`].
@@ -75,7 +76,7 @@ impl Mount {
         }
     }
 
-    /// A fresh daemon, with `config` (TOML) beside the flags.
+    /// Starts a fresh daemon, with `config` (TOML) beside the flags.
     ///
     /// # Errors
     /// As [`Mount::open`].
@@ -83,7 +84,7 @@ impl Mount {
         Self::start_over(options, config, None)
     }
 
-    /// The same, with Tier-3 in a bucket.
+    /// Starts a fresh daemon with Tier-3 in a bucket, if there is one.
     ///
     /// # Errors
     /// As [`Mount::open`].
@@ -104,13 +105,13 @@ impl Mount {
         Ok(mount)
     }
 
-    /// Where files are made.
+    /// Returns the folder for the bench's files.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The state directory of a daemon that this started, and its `file://` Tier-3.
+    /// Returns the state directory of a daemon that this started, and its `file://` Tier-3.
     #[must_use]
     pub fn folders(&self) -> Option<(PathBuf, PathBuf)> {
         let folder = self.daemon.as_ref()?.folder.path();
@@ -120,7 +121,7 @@ impl Mount {
     /// Runs `ckptctl flush --wait` on everything: returns when all closed files are in Tier-3.
     ///
     /// # Errors
-    /// The daemon is the caller's own (its state directory is not known), or the command fails.
+    /// The daemon was started by the caller (its state directory is not known), or the command fails.
     pub fn flush(&self) -> anyhow::Result<()> {
         let (state, _) = self.folders().context("this stage starts its own daemon: leave --path out")?;
         let status = Command::new(program("ckptctl", "TIDEMARK_CKPTCTL")?)
@@ -134,12 +135,12 @@ impl Mount {
         Ok(())
     }
 
-    /// Writes a file anew and gives the rate, in GB/s, from its close to the end of [`Mount::flush`].
+    /// Writes a file anew and returns the rate, in GB/s, from its close to the end of [`Mount::flush`].
     ///
     /// # Errors
     /// As [`Mount::flush`], or the file cannot be written.
     pub fn drain_rate(&self, file: &Path, size_bytes: u64) -> anyhow::Result<f64> {
-        // Under a name of its own: of what a file of this name had in Tier-3 before, nothing would be sent again.
+        // Under a new name: if Tier-3 had bytes of a file with this name, these would not be sent again.
         static CALLS: AtomicU64 = AtomicU64::new(0);
         let file = file.with_extension(CALLS.fetch_add(1, Ordering::Relaxed).to_string());
         files::write_new(&file, size_bytes)?;
@@ -153,7 +154,7 @@ impl Mount {
     /// Stops the daemon and starts it again over the same Tier-3 and state directory.
     ///
     /// # Errors
-    /// As [`Mount::flush`], or one of the two fails.
+    /// The errors of [`Mount::flush`], or the stop or the start fails.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         let daemon = self.daemon.as_mut().context("this stage starts its own daemon: leave --path out")?;
         daemon.stop()?;
@@ -163,7 +164,7 @@ impl Mount {
         self.wait_warm()
     }
 
-    /// Stops a daemon that was started here.
+    /// Stops a daemon that this started.
     ///
     /// # Errors
     /// It ends with an error or not in time.
@@ -171,7 +172,7 @@ impl Mount {
         self.daemon.as_mut().map_or(Ok(()), Daemon::stop)
     }
 
-    /// The process that serves now; another one after [`Mount::restart`].
+    /// Returns the process that serves now; another one after [`Mount::restart`].
     ///
     /// # Errors
     /// The status cannot be read.
@@ -186,7 +187,7 @@ impl Mount {
         serde_json::from_slice(&text).context("status.json is not JSON")
     }
 
-    /// Waits until the mount's own status says that no memory of its budget is untouched.
+    /// Waits until the mount's own status reports that no memory of its budget is untouched.
     fn wait_warm(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + WARM_MAX;
         loop {
@@ -202,7 +203,7 @@ impl Mount {
 }
 
 impl Daemon {
-    /// Reads stdout up to the ready line; its mountpoint.
+    /// Reads stdout up to the ready line, and returns its mountpoint.
     fn wait_ready(&mut self) -> anyhow::Result<PathBuf> {
         let stdout = self.child.stdout.take().context("the daemon's stdout was taken before")?;
         let (sender, lines) = mpsc::sync_channel(64);
@@ -237,7 +238,7 @@ impl Daemon {
         let deadline = Instant::now() + STOP_MAX;
         loop {
             if let Some(status) = self.child.try_wait().context("wait for ckptd")? {
-                // 1: something was not durable, which a stage that never flushed has to expect.
+                // Exit code 1: something was not durable, which a stage that never flushed has to expect.
                 ensure!(matches!(status.code(), Some(0 | 1)), "ckptd ended with {status}");
                 return Ok(());
             }
@@ -250,14 +251,14 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if self.stop().is_err() {
-            // Nothing to tell: the bench failed already or says so itself; no process may stay behind.
+            // Nothing to report: the bench has failed already or reports that itself. No process may stay behind.
             self.child.kill().ok();
             self.child.wait().ok();
         }
     }
 }
 
-/// The folder of the built programs: this executable's own, less `deps`.
+/// Returns the folder of the built programs: this executable's own, without `deps`.
 ///
 /// # Errors
 /// The executable's path is not known.
@@ -267,7 +268,7 @@ pub fn target_folder() -> anyhow::Result<PathBuf> {
     Ok(if folder.ends_with("deps") { folder.parent().unwrap_or(folder) } else { folder }.to_owned())
 }
 
-/// A built program beside this bench's own, or what a variable names.
+/// Returns a built program beside this bench's own, or the one that a variable names.
 pub(crate) fn program(name: &str, variable: &str) -> anyhow::Result<PathBuf> {
     if let Some(path) = std::env::var_os(variable) {
         return Ok(path.into());
@@ -309,7 +310,7 @@ fn launch(
     command.spawn().context("start ckptd")
 }
 
-/// `mount=/ckpt mode=passthrough node=N …`
+/// Reads the mountpoint in `mount=/ckpt mode=passthrough node=N …`.
 fn mount_of(fields: &str) -> anyhow::Result<PathBuf> {
     let mount = fields.split(' ').find_map(|field| field.strip_prefix("mount="));
     mount.map(PathBuf::from).with_context(|| format!("the ready line names no mount: {fields:?}"))

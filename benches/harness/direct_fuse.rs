@@ -19,21 +19,21 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Names are looked up again after this; sizes are always asked for.
+/// Time after which names are looked up again; sizes are always requested.
 const NAME_TTL: Duration = Duration::from_secs(1);
-/// One request's write at most, of the 16 MiB the library could take: the kernel stops at 1 MiB.
+/// The most bytes of one WRITE. The library could take 16 MiB, but the kernel stops at 1 MiB.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
-/// More than a bench makes; a bound on descriptors.
+/// More files than a bench makes; bounds descriptors.
 const FILES_MAX: usize = 1024;
 
-/// A mounted baseline; unmounted when dropped.
+/// The mounted baseline; unmounted when dropped.
 #[derive(Debug)]
 pub struct DirectFuse {
     session: Option<BackgroundSession>,
 }
 
 impl DirectFuse {
-    /// Mounts it at `mountpoint`, an empty folder. Needs root or fusermount3.
+    /// Mounts the baseline at `mountpoint`, an empty folder. Needs root or fusermount3.
     ///
     /// # Errors
     /// The mount fails.
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_file_comes_back_as_it_was_written() {
-        // Where FUSE is not to be had, there is no fallback to measure either.
+        // Without FUSE there is no fallback to measure either.
         if !Path::new("/dev/fuse").exists() {
             return;
         }

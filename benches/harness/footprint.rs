@@ -1,10 +1,9 @@
-//! How much memory of its own, and how much of the processors, a daemon takes while something runs.
+//! Measures a daemon's own memory and processor time during some work.
 //!
-//! Owns: sampling RssAnon of one process, the largest value seen, and its processor time. Does not own: which process, what
-//! runs.
+//! Owns: sampling RssAnon of one process, the largest sample, and its processor time. Does not own: the choice of process and work.
 //!
-//! RssAnon is the daemon's own: heap, stacks, buffers. VmHWM would be wrong here: it counts Tier-1's pages too, for as long
-//! as the daemon has them mapped.
+//! RssAnon is the daemon's own: heap, stacks, buffers. VmHWM would be wrong here: it counts Tier-1's pages too, as long as the daemon has
+//! them mapped.
 
 use crate::compare::Sampled;
 use anyhow::{Context, ensure};
@@ -13,10 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// A buffer of 8 MiB lives for some milliseconds where the disk is fast.
+/// Interval between samples: a buffer of 8 MiB lives for some milliseconds if the disk is fast.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What was seen so far, one of each a run.
+/// The samples so far: a peak and a processor time for each run.
 #[derive(Debug, Default)]
 pub struct Footprint {
     peaks_bytes: Vec<u64>,
@@ -24,10 +23,10 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Runs `work` while the process is watched.
+    /// Runs `work` and samples the process meanwhile.
     ///
     /// # Errors
-    /// `work`'s own; the process ended or cannot be looked at.
+    /// The error of `work`; the process ended or cannot be sampled.
     pub fn during<R>(&mut self, pid: u32, work: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<R> {
         let ended = AtomicBool::new(false);
         let before_s = cpu_s(pid)?;
@@ -50,8 +49,8 @@ impl Footprint {
         Sampled { number: samples.iter().copied().fold(0.0, f64::max), samples }
     }
 
-    /// Returns the mean over all runs, in seconds of one core, of what all threads of the process took for each GB where a
-    /// run moved `bytes`.
+    /// Returns the processor time of all threads of the process per GB, if each run moved `bytes`: the mean over all runs, in seconds of
+    /// one core.
     #[must_use]
     pub fn cpu_s_per_gb(&self, bytes: u64) -> Sampled {
         let samples: Vec<f64> = self.cpu_s.iter().map(|cpu_s| cpu_s / (bytes as f64 / 1e9)).collect();
@@ -71,7 +70,7 @@ fn sample_until(ended: &AtomicBool, pid: u32) -> anyhow::Result<u64> {
     }
 }
 
-/// RssAnon of a process now.
+/// Returns a process's RssAnon.
 ///
 /// # Errors
 /// There is no such process.
@@ -81,7 +80,7 @@ pub fn anonymous_bytes(pid: u32) -> anyhow::Result<u64> {
     rss_anon_bytes(&text).with_context(|| format!("{path} has no RssAnon"))
 }
 
-/// User and system time of all threads of a process, in seconds of one core.
+/// Returns user and system time of all threads of a process, in seconds of one core.
 ///
 /// # Errors
 /// There is no such process.
@@ -89,7 +88,7 @@ pub fn cpu_s(pid: u32) -> anyhow::Result<f64> {
     Ok(cpu_times_s(pid)?.0)
 }
 
-/// The same of the children that it has waited for, and of theirs.
+/// Returns the same of the children that the process has waited for, and of theirs.
 ///
 /// # Errors
 /// There is no such process.
@@ -105,9 +104,9 @@ fn cpu_times_s(pid: u32) -> anyhow::Result<(f64, f64)> {
     Ok((own as f64 / per_second, children as f64 / per_second))
 }
 
-/// Of the process itself, and of the children that it has waited for.
+/// Returns the ticks of the process itself, and of the children that it has waited for.
 fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
-    // The name, in brackets, may hold anything; utime, stime, cutime and cstime are the 12th to 15th field after it.
+    // The name, in brackets, may contain any characters; utime, stime, cutime and cstime are the 12th to 15th field after it.
     let (_, fields) = stat.rsplit_once(')')?;
     let mut times = fields.split_whitespace().skip(11).map(str::parse::<u64>);
     let mut next = || times.next()?.ok();

@@ -1,8 +1,7 @@
-//! What every bench shares: how two things are compared fairly, and the things that are compared.
+//! Code shared by all benches: fair comparisons, and the things that are compared.
 //!
-//! Owns: the choice of a bench, its options, the order of samples, medians, the RESULT lines, warm memory, baselines, and
-//! starting a daemon to measure. Does not own: what a bench measures (one file each beside this folder) or the targets
-//! (RESULTS-EARLIER.md).
+//! Owns: the choice of a bench, its options, the order of samples, medians, the RESULT lines, warm memory, baselines, and starting a daemon
+//! to measure. Does not own: the measurement of each bench (one file each beside this folder) or the targets (RESULTS-EARLIER.md).
 
 pub mod compare;
 pub mod crowd;

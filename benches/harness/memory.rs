@@ -1,14 +1,14 @@
-//! Memory as a thing to measure.
+//! Measures memory.
 //!
 //! Owns: the rate at which one core reads and copies. Does not own: files and buffers (`files`).
 
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Much larger than any cache the last level of today's processors has per core.
+/// Size far above a core's share of the last-level cache of today's processors.
 pub const BEYOND_CACHE_BYTES: usize = 1 << 30;
 
-/// Bytes per second at which one core reads `bytes` and does next to nothing with them.
+/// Returns the bytes per second at which one core reads `bytes` and does next to nothing with them.
 #[must_use]
 pub fn read_bytes_per_s(bytes: &[u8]) -> f64 {
     let started = Instant::now();
@@ -16,10 +16,10 @@ pub fn read_bytes_per_s(bytes: &[u8]) -> f64 {
     rate(bytes.len(), started)
 }
 
-/// Bytes per second of memcpy on one core, counted once (it reads and writes each).
+/// Returns the bytes per second of memcpy on one core, counted once (it reads and writes each).
 ///
 /// # Panics
-/// When the two differ in length.
+/// When the two slices differ in length.
 #[must_use]
 pub fn copy_bytes_per_s(from: &[u8], to: &mut [u8]) -> f64 {
     let started = Instant::now();
@@ -28,13 +28,13 @@ pub fn copy_bytes_per_s(from: &[u8], to: &mut [u8]) -> f64 {
     rate(from.len(), started)
 }
 
-/// Bytes per second since `started`.
+/// Returns the bytes per second since `started`.
 #[must_use]
 pub fn rate(bytes: usize, started: Instant) -> f64 {
     bytes as f64 / started.elapsed().as_secs_f64()
 }
 
-/// Sixteen running words: enough that the loads, not the additions, are what takes the time.
+/// Reads all bytes with sixteen running words, so that the loads, not the additions, take the time.
 fn read_all(bytes: &[u8]) -> u64 {
     let (words, tail) = bytes.as_chunks::<8>();
     let (groups, rest) = words.as_chunks::<16>();

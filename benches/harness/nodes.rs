@@ -1,7 +1,7 @@
 //! Several real daemons, each on a host of its own, as one cluster over one Tier-3.
 //!
-//! Owns: starting them with certificates, Tier-3 out of reach and back, waiting until a file has its copy. Does not own: the
-//! hosts and the loss of one (the tests' `net`), what is measured.
+//! Owns: starting them with certificates, making Tier-3 unreachable and reachable again, waiting until a file has its copy. Does not own:
+//! the hosts and the loss of one (the tests' `net`), the measurement.
 //!
 //! Hosts are network namespaces of one machine: both ends of every transfer share its processors, and the network between
 //! them is a bridge.
@@ -20,20 +20,20 @@ use tidemark_tests::daemon::{Daemon, DaemonOptions};
 use tidemark_tests::net::{Host, Network, Node};
 use tidemark_transport::certs;
 
-/// A network of hosts has `ip`, `nft` and `tc`, and is root's.
+/// The needs of a network of hosts.
 const NETWORK_NEEDS: &str = "several nodes need root, and `ip`, `nft` and `tc`; what is missing is above";
-/// The first copy waits for the second node to join, which takes a connection and a beat.
+/// Time limit of the first copy, which waits for the second node to join: a connection and a beat.
 const FIRST_COPY_MAX: Duration = Duration::from_secs(30);
-/// Touching the budget of several nodes at 0.4 GB/s or more.
+/// Time limit of touching the budget of several nodes at 0.4 GB/s or more.
 const WARM_MAX: Duration = Duration::from_secs(180);
-/// Between two looks while something is timed: `replicated` is to be known to the millisecond, and a look costs the daemon
-/// some 30 µs.
+/// Interval between two checks while something is timed: `replicated` is to be known to the millisecond, and a check costs the daemon some
+/// 30 µs.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 const POLL: Duration = Duration::from_millis(20);
-/// Long enough for any `user.tidemark.state`.
+/// Most bytes of `user.tidemark.state`: more than any value has.
 const STATE_BYTES_MAX: usize = 64;
 
-/// Daemons of one cluster; the first is the coordinator. Dropped: all of them are killed and unmounted.
+/// Daemons of one cluster; the first is the coordinator. Dropping the value kills and unmounts all of them.
 #[derive(Debug)]
 pub struct Nodes {
     nodes: Vec<Node>,
@@ -45,9 +45,9 @@ pub struct Nodes {
 /// Makes hosts of these names.
 ///
 /// # Errors
-/// This machine cannot have them; what is missing was printed.
+/// This machine cannot have them; the missing parts were printed.
 pub fn network(names: &[&str]) -> anyhow::Result<Network> {
-    // What `ckptd` and `ckptctl` are, the tests' harness knows by the folder of this executable.
+    // The tests' harness finds `ckptd` and `ckptctl` by the folder of this executable.
     let folder = target_folder()?;
     for name in ["ckptd", "ckptctl"] {
         let path = folder.join(name);
@@ -56,8 +56,8 @@ pub fn network(names: &[&str]) -> anyhow::Result<Network> {
     Network::make(names).context(NETWORK_NEEDS)
 }
 
-/// A Tier-1 for one file of the bench's size and what the pool keeps ready beside it. Several nodes share one machine's
-/// memory, so it is not three times the size as for one.
+/// Returns a Tier-1 for one file of the bench's size and the memory that the pool keeps ready beside it. Several nodes share one machine's
+/// memory, so it is less than for one node, which gets three times the size.
 #[must_use]
 pub fn tier1_for_one_file(options: &Options) -> u64 {
     const BESIDE_BYTES: u64 = 256 << 20;
@@ -68,7 +68,7 @@ impl Nodes {
     /// Starts a daemon on each host, with `config` (TOML) beside the flags, and waits until memory is warm.
     ///
     /// # Errors
-    /// Certificates or folders cannot be made; memory does not get warm.
+    /// Certificates or folders cannot be made; memory does not become warm.
     ///
     /// # Panics
     /// When a daemon is not ready in time; the message has its log.
@@ -83,7 +83,7 @@ impl Nodes {
         Ok(nodes)
     }
 
-    /// One more, with empty memory that is warm.
+    /// Adds a node, with empty memory that is warm.
     ///
     /// # Errors
     /// As [`Nodes::start`].
@@ -116,7 +116,7 @@ impl Nodes {
         Ok(at)
     }
 
-    /// A node, to be lost.
+    /// Returns a node, for tests of its loss.
     pub fn node_mut(&mut self, node: usize) -> &mut Node {
         &mut self.nodes[node]
     }
@@ -136,10 +136,10 @@ impl Nodes {
         self.daemon(node).mount()
     }
 
-    /// The process that serves at a node.
+    /// Returns the process that serves at a node.
     ///
     /// # Errors
-    /// None does just now.
+    /// No daemon serves at the moment.
     pub fn pid(&self, node: usize) -> anyhow::Result<u32> {
         self.daemon(node).serving_pid().context("a daemon is being started again in the midst of a bench")
     }
@@ -149,7 +149,7 @@ impl Nodes {
         self.folder.path().join("tier3")
     }
 
-    /// Tier-3 cannot be reached from now on: what is sealed has copies in memory, or none.
+    /// Makes Tier-3 unreachable from now on: sealed files have copies in memory, or none.
     ///
     /// # Errors
     /// The folder cannot be moved.
@@ -158,7 +158,7 @@ impl Nodes {
         fs::write(self.tier3(), b"no directory").context("put something else in its place")
     }
 
-    /// Waits until a small file that is closed on `node` has its copy: the nodes know each other from then on. The file stays.
+    /// Waits until a small file that is closed on `node` has its copy: from then on the nodes know each other. The file stays.
     ///
     /// # Errors
     /// No copy comes in time.
@@ -173,18 +173,18 @@ impl Nodes {
         Ok(())
     }
 
-    /// What a node has counted so far.
+    /// Returns a node's present value of a metric.
     #[must_use]
     pub fn metric(&self, node: usize, name: &str) -> f64 {
         self.daemon(node).metric(name, &[])
     }
 }
 
-/// Waits until the checkpoint of an open file is in one of `states`, as the attribute of that file says on its node; gives the
-/// moment. The node must be the coordinator's: others know nothing of checkpoints.
+/// Waits until the checkpoint of an open file is in one of `states`, by the attribute of that file on its node; returns that moment. The
+/// node must be the coordinator's: other nodes know nothing of checkpoints.
 ///
 /// # Errors
-/// It is in none of them in time; the file's attribute cannot be read.
+/// It does not reach any of them in time; the file's attribute cannot be read.
 pub fn wait_for_state(file: &File, states: &[&str], limit: Duration) -> anyhow::Result<Instant> {
     let deadline = Instant::now() + limit;
     loop {
@@ -199,7 +199,7 @@ pub fn wait_for_state(file: &File, states: &[&str], limit: Duration) -> anyhow::
     }
 }
 
-/// What the attribute `user.tidemark.state` says; empty where the file has none yet.
+/// Returns the attribute `user.tidemark.state`; empty if the file has none yet.
 fn state_of(file: &File) -> anyhow::Result<String> {
     let mut state = [0_u8; STATE_BYTES_MAX];
     match fgetxattr(file, c"user.tidemark.state", &mut state[..]) {

@@ -1,31 +1,31 @@
 //! The options of a bench, which follow its name on the command line.
 //!
-//! Owns: parsing them, and the sizes of a full and of a smoke run. Does not own: the choice of the bench (`stages`), what it does
-//! with its options.
+//! Owns: parsing them, and the sizes of a full and of a smoke run. Does not own: the choice of the bench (`stages`), the use of its
+//! options.
 
 use anyhow::{Context, bail};
 use std::path::PathBuf;
 
-/// Large enough that no cache and no first burst of ready memory decides.
+/// Size of a full run: so large that neither a cache nor a first burst of ready memory decides.
 const FULL_SIZE_BYTES: u64 = 4 << 30;
 const FULL_ROUNDS: usize = 10;
-/// A smoke run asks whether the bench works, not how fast anything is.
+/// Size of a smoke run, which tests whether the bench works, not how fast anything is.
 const SMOKE_SIZE_BYTES: u64 = 8 << 20;
 const SMOKE_ROUNDS: usize = 1;
 
-/// `--path DIR` (a mounted Tidemark; a daemon is started without it), `--baseline DIR` (default /dev/shm),
-/// `--size BYTES`, `--tier1 BYTES` (of a daemon that is started; several times the size without it), `--rounds N` (an odd number
-/// is taken for the next one), `--saves N` (of a stage that saves many times), `--smoke` (or TIDEMARK_BENCH_SMOKE=1).
+/// Options: `--path DIR` (a mounted Tidemark; a daemon is started without it), `--baseline DIR` (default /dev/shm), `--size BYTES`,
+/// `--tier1 BYTES` (of a daemon that is started; several times the size without it), `--rounds N` (an odd number is rounded up), `--saves
+/// N` (of a stage that saves many times), `--smoke` (or TIDEMARK_BENCH_SMOKE=1).
 #[derive(Clone, Debug)]
 pub struct Options {
     pub path: Option<PathBuf>,
     pub baseline: PathBuf,
     pub size_bytes: u64,
-    /// Somebody chose the size.
+    /// Whether the caller chose the size.
     pub size_given: bool,
     pub tier1_bytes: Option<u64>,
-    /// Even, so that each of two things is the first of as many rounds: where being the first costs something, the median of
-    /// an odd number of rounds is that of firsts for one of them and that of seconds for the other.
+    /// Number of rounds, even, so that each of two things is first in as many rounds. If being first costs something, the median of an odd
+    /// number of rounds would be that of firsts for one thing and that of seconds for the other.
     pub rounds: usize,
     pub saves: Option<usize>,
     pub smoke: bool,
@@ -55,7 +55,7 @@ impl Options {
                 "--rounds" => rounds = Some(usize::try_from(positive(&argument, &value()?)?)?),
                 "--saves" => saves = Some(usize::try_from(positive(&argument, &value()?)?)?),
                 "--smoke" => smoke = true,
-                // What `cargo bench` adds by itself.
+                // `cargo bench` adds this by itself.
                 "--bench" => {}
                 _ => bail!(
                     "unknown option {argument}; known: --path --baseline --size --tier1 --rounds --saves --smoke"
@@ -70,7 +70,7 @@ impl Options {
             tier1_bytes,
             saves,
             rounds: rounds.map_or(if smoke { SMOKE_ROUNDS } else { FULL_ROUNDS }, |rounds| {
-                // Whichever is measured first in one round is second in the next.
+                // The thing that is measured first in one round is second in the next.
                 rounds.next_multiple_of(2)
             }),
             smoke,

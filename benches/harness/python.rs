@@ -1,6 +1,6 @@
-//! Running a Python script of `benches/python`.
+//! Runs a Python script of `benches/python`.
 //!
-//! Owns: which interpreter, and reading the script's one JSON line. Does not own: the scripts.
+//! Owns: the choice of the interpreter, and reading the script's one JSON line. Does not own: the scripts.
 
 use crate::daemon::target_folder;
 use anyhow::{Context, ensure};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Runs `script` with `arguments`; the last line of its stdout is its answer.
+/// Runs `script` with `arguments`, and returns the last line of its stdout as the answer.
 ///
 /// # Errors
 /// No interpreter, an exit code other than 0, or a last line that is not JSON.
@@ -27,10 +27,10 @@ pub fn run(script: &str, arguments: &[String]) -> anyhow::Result<Value> {
     serde_json::from_str(last).with_context(|| format!("the script's last line is not JSON: {last:?}"))
 }
 
-/// TIDEMARK_PYTHON, or the environment that the test suites make.
+/// Returns TIDEMARK_PYTHON, or the environment that the test suites make.
 ///
 /// # Errors
-/// Neither is there.
+/// Neither exists.
 pub fn interpreter() -> anyhow::Result<PathBuf> {
     if let Some(path) = std::env::var_os("TIDEMARK_PYTHON") {
         return Ok(path.into());

@@ -1,7 +1,7 @@
-//! What else moves bytes from one host to another: iperf3, scp and rsync, over the same network as the nodes.
+//! Other programs that move bytes from one host to another: iperf3, scp and rsync, over the same network as the nodes.
 //!
-//! Owns: starting their servers on a host and their clients on another, rates, processor seconds of both ends. Does not own:
-//! the hosts; what is compared with them.
+//! Owns: starting their servers on a host and their clients on another, rates, processor seconds of both ends. Does not own: the hosts and
+//! the comparison.
 
 use crate::footprint::{cpu_of_children_s, cpu_s};
 use anyhow::{Context, bail, ensure};
@@ -16,20 +16,20 @@ use tempfile::TempDir;
 use tidemark_tests::net::Host;
 use tidemark_tests::process;
 
-/// iperf3's own port; hosts have all ports for themselves.
+/// iperf3's own port; each host has all ports for itself.
 const IPERF3_PORT: &str = "5201";
 const SSH_PORT: u16 = 2022;
 const RSYNC_PORT: u16 = 8730;
-/// A server listens after some ten milliseconds.
+/// Time limit of a server's start. A server listens after some ten milliseconds.
 const LISTEN_MAX: Duration = Duration::from_secs(10);
-/// For a time, not for so many bytes: then it sometimes ends without knowing what arrived.
+/// Duration of an iperf3 run. A run by bytes sometimes ends without knowing how many arrived.
 const IPERF3_S: &str = "2";
 const IPERF3_MAX: Duration = Duration::from_secs(30);
-/// 4 GiB through a link of 100 Mbit/s takes six minutes.
+/// Time limit of a copy. 4 GiB through a link of 100 Mbit/s takes six minutes.
 const COPY_MAX: Duration = Duration::from_secs(600);
 const POLL: Duration = Duration::from_millis(5);
 
-/// GB/s that iperf3 gets from one host's memory to another's, as the receiver counts them, in so many streams.
+/// Returns the GB/s that iperf3 gets from one host's memory to another's, as the receiver counts them, in `streams` streams.
 ///
 /// Before version 3.16 iperf3 serves all streams in one thread of each end.
 ///
@@ -50,8 +50,8 @@ pub fn iperf3_gb_per_s(from: &Host, to: &Host, streams: usize) -> anyhow::Result
         if let Some(bits_per_s) = bits_per_s.filter(|rate| output.status.success() && *rate > 0.0) {
             return Ok(bits_per_s / 8e9);
         }
-        // Nobody listens yet; or it ended without what the receiver counted, which it sometimes does. A connection that only
-        // looks whether somebody listens would be taken for the beginning of a test.
+        // No server listens yet; or it ended without the receiver's count, which sometimes happens. A connection that only checks whether a
+        // server listens would be taken for the beginning of a test.
         ensure!(Instant::now() < deadline, "iperf3 names no rate of its receiver: {answer:#}");
         thread::sleep(POLL);
     }
@@ -64,25 +64,25 @@ pub struct Copier {
     from: Host,
     client: Command,
     target: PathBuf,
-    /// Keys and settings; removed with this.
+    /// The folder of keys and settings; removed with this value.
     _folder: TempDir,
 }
 
-/// What one copy took.
+/// The cost of a copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Copied {
     pub gb_per_s: f64,
-    /// Of one core, at both ends, for each GB.
+    /// Seconds of one core, at both ends, for each GB.
     pub cpu_s_per_gb: f64,
 }
 
 impl Copier {
-    /// `scp` to an `sshd` of its own: its own port, keys made for it, no account's settings.
+    /// Prepares `scp` to an `sshd` of its own: its own port, keys made for it, no account's settings.
     ///
-    /// `Ok(Err)`: this machine has not what it needs, in words.
+    /// `Ok(Err)`: this machine lacks something, in words.
     ///
     /// # Errors
-    /// Something of it is there and does not work.
+    /// The programs are there and do not work.
     pub fn scp(from: &Host, to: &Host, source: &Path, target: &Path) -> anyhow::Result<Result<Self, String>> {
         let Some(sshd) = program("sshd") else {
             return Ok(Err("scp: no sshd; it is Debian's package openssh-server".to_owned()));
@@ -110,7 +110,7 @@ impl Copier {
             path("user.pub"),
         );
         fs::write(path("sshd_config"), config).context("write sshd's configuration")?;
-        // Where sshd gives up its rights; systemd would have made it.
+        // The folder in which sshd drops its rights; systemd would have made it.
         fs::create_dir_all("/run/sshd").context("make /run/sshd")?;
         let mut serve = Command::new(sshd);
         serve.args(["-D", "-e", "-f", &path("sshd_config")]);
@@ -122,12 +122,12 @@ impl Copier {
         Self::begin((from, to), (serve, SSH_PORT), (client, target), folder).map(Ok)
     }
 
-    /// `rsync` to its daemon, whole files and in place, as somebody would who copies new files to memory.
+    /// Prepares `rsync` to its daemon, whole files and in place, as a user would who copies new files to memory.
     ///
-    /// `Ok(Err)`: this machine has not what it needs, in words.
+    /// `Ok(Err)`: this machine lacks something, in words.
     ///
     /// # Errors
-    /// It is there and does not work.
+    /// The program is there and does not work.
     pub fn rsync(
         from: &Host,
         to: &Host,
@@ -202,34 +202,34 @@ impl Copier {
         Ok(Copied { gb_per_s: gigabytes / took_s, cpu_s_per_gb: cpu_s / gigabytes })
     }
 
-    /// Waits until the server has waited for all that it started, and so knows what they took.
+    /// Waits until the server has waited for all its children, and so knows their processor time.
     fn idle(&self) -> anyhow::Result<()> {
         let children = || process::children(self.server.0.id());
         let idle = process::until(LISTEN_MAX, || children().is_empty().then_some(()));
         idle.with_context(|| format!("the server still has processes {:?}", children()))
     }
 
-    /// Of the server and what it started, and of all that this process started and waited for.
+    /// Returns the processor seconds of the server and its children, and of all children that this process waited for.
     fn cpu_s(&self) -> anyhow::Result<f64> {
         let server = self.server.0.id();
         Ok(cpu_s(server)? + cpu_of_children_s(server)? + cpu_of_children_s(std::process::id())?)
     }
 }
 
-/// Where a program lies; servers are in folders that not every account's PATH has.
+/// Finds a program; servers are in folders that not every account's PATH has.
 fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
     folders.map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// A process that ends with this value.
+/// A process that is killed with this value.
 #[derive(Debug)]
 struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // One that has ended already needs neither.
+        // A process that has ended already needs neither.
         self.0.kill().ok();
         self.0.wait().ok();
     }

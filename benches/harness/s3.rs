@@ -1,7 +1,7 @@
 //! The S3 server of the tests, as a process of its own, and a bare client for it.
 //!
-//! Owns: starting and ending the server, and uploads and reads of one object as `object_store` makes them. Does not own: the
-//! server (`tests/harness/s3`), what is compared.
+//! Owns: starting and ending the server, and uploads and reads of one object as `object_store` makes them. Does not own: the server
+//! (`tests/harness/s3`), the comparison.
 
 use crate::daemon::{Bucket, program};
 use anyhow::{Context, bail, ensure};
@@ -16,7 +16,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 
-/// The server; it ends with this value, since its stdin closes then.
+/// The server; it ends with this value, which closes its stdin.
 #[derive(Debug)]
 pub struct S3 {
     server: Child,
@@ -27,7 +27,7 @@ pub struct S3 {
 }
 
 impl S3 {
-    /// Starts it on a free port.
+    /// Starts the server on a free port.
     ///
     /// # Errors
     /// The program is not built, or prints no ready line.
@@ -52,7 +52,7 @@ impl S3 {
         })
     }
 
-    /// For a daemon. Bodies are not hashed for the signature, as over https.
+    /// Returns a bucket for a daemon. Bodies are not hashed for the signature, as over https.
     #[must_use]
     pub fn bucket(&self, prefix: &str) -> Bucket {
         let variables = [
@@ -67,7 +67,7 @@ impl S3 {
         }
     }
 
-    /// The client of `object_store` as it comes, without checksums.
+    /// Returns the client of `object_store` with its defaults, without checksums.
     ///
     /// # Errors
     /// The settings do not fit together.
@@ -89,12 +89,12 @@ impl S3 {
 impl Drop for S3 {
     fn drop(&mut self) {
         drop(self.server.stdin.take());
-        // It ends by itself now; nothing to tell when it had ended before.
+        // The server ends by itself now; nothing to report if it had ended before.
         self.server.wait().ok();
     }
 }
 
-/// See [`S3::client`].
+/// The client of [`S3::client`].
 #[derive(Debug)]
 pub struct BareClient {
     store: AmazonS3,
@@ -102,10 +102,10 @@ pub struct BareClient {
 }
 
 impl BareClient {
-    /// Uploads `bytes` in parts, so many at once, and completes the object.
+    /// Uploads `bytes` in parts, `parts_in_flight` at once, and completes the object.
     ///
     /// # Errors
-    /// The server's.
+    /// The server's error.
     pub fn upload(
         &self,
         key: &str,
@@ -127,10 +127,10 @@ impl BareClient {
         })
     }
 
-    /// Fetches an object into a new file, so many ranges at once, each written at its place as it comes.
+    /// Fetches an object into a new file, several ranges at once; writes each at its place as it comes.
     ///
     /// # Errors
-    /// The server's; the file's.
+    /// The server's error; the file's.
     pub fn download(
         &self,
         key: &str,
@@ -153,10 +153,10 @@ impl BareClient {
         })
     }
 
-    /// The key of the one object of this size.
+    /// Returns the key of the single object of this size.
     ///
     /// # Errors
-    /// The server's; there is none.
+    /// The server's error; there is no such object.
     pub fn key_of(&self, size_bytes: u64) -> anyhow::Result<String> {
         self.runtime.block_on(async {
             let mut objects = self.store.list(None);
@@ -172,7 +172,7 @@ impl BareClient {
     /// Removes an object.
     ///
     /// # Errors
-    /// The server's.
+    /// The server's error.
     pub fn remove(&self, key: &str) -> anyhow::Result<()> {
         Ok(self.runtime.block_on(self.store.delete(&Path::from(key)))?)
     }

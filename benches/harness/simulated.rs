@@ -1,8 +1,8 @@
-//! Many nodes of one cluster in this process: no mount, no memory, only the words that they exchange with the coordinator,
-//! over the real links.
+//! Many nodes of one cluster in this process: no mount, no memory, only the messages that they exchange with the coordinator, over the real
+//! links.
 //!
-//! Owns: their links, joining, beating at the interval that the coordinator says, publishing and looking. Does not own: the
-//! coordinator, which is a real daemon; what is timed and counted.
+//! Owns: their links, joining, beating at the interval that the coordinator sets, publishing and looking. Does not own: the coordinator,
+//! which is a real daemon; times and counts.
 
 use anyhow::{Context, bail};
 use async_trait::async_trait;
@@ -28,34 +28,34 @@ use tidemark_transport::{Address, Identity, Link, Peer, Refusal, Service, Tcp};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-/// The first byte of a call that is the coordinator's (`cluster::tag` of the engine).
+/// The first byte of a call to the coordinator (`cluster::tag` of the engine).
 const TO_COORDINATOR: u8 = b'C';
-/// As many as there is room for in a process that may have 20,000 descriptors: each has a socket that listens and two connections.
+/// The most nodes of a process, for which 20,000 descriptors suffice: each has a listening socket and two connections.
 pub const NODES_MAX: usize = 6_000;
-/// Words under way at once: as many nodes would speak at the same moment when a job ends its save.
+/// Messages under way at once: as many as nodes send at the same moment when a job ends its save.
 const AT_ONCE: usize = 32;
-/// The daemon's own for answers that may take other nodes' answers.
+/// The daemon's own limit for answers that may depend on other nodes' answers.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// What was said and how it was answered.
+/// The numbers of messages and of their answers.
 #[derive(Debug, Default)]
 pub struct Counted {
     pub beats: AtomicU64,
-    /// Beats that were not answered, or refused since the node was taken for gone; it joins again then.
+    /// Beats that were not answered, or were refused because the node was declared gone; the node joins again then.
     pub failed: AtomicU64,
-    /// The longest that one was answered in, in microseconds.
+    /// The longest answer to a beat, in microseconds.
     pub beat_us: AtomicU64,
-    /// Words that the coordinator said: members, recalls.
+    /// Messages of the coordinator: members, recalls.
     pub heard: AtomicU64,
     pub heard_bytes: AtomicU64,
 }
 
-/// The nodes. Dropped: their links are closed.
+/// The nodes. Dropping the value closes their links.
 #[derive(Debug)]
 pub struct Simulated {
     runtime: Runtime,
     coordinator: Address,
-    /// The number of the first.
+    /// The number of the first node.
     first: usize,
     nodes: Vec<Arc<One>>,
     beating: Vec<JoinHandle<()>>,
@@ -69,11 +69,11 @@ struct One {
     link: Tcp,
     coordinator: Address,
     epoch: AtomicU64,
-    /// Between two beats, as it was told last.
+    /// The interval between two beats that the coordinator set last.
     interval_ms: AtomicU64,
 }
 
-/// Answers whatever the coordinator says with "done".
+/// A service that answers every message of the coordinator with "done".
 struct Done(Arc<Counted>);
 
 #[async_trait]
@@ -93,10 +93,10 @@ impl Service for Done {
 }
 
 impl Simulated {
-    /// None yet; they are numbered from `first` on. The coordinator listens on loopback without certificates.
+    /// Makes an empty set; nodes are numbered from `first` on. The coordinator listens on loopback without certificates.
     ///
     /// # Errors
-    /// No threads.
+    /// The threads cannot be started.
     pub fn new(coordinator: Address, first: usize) -> anyhow::Result<Self> {
         let runtime = Runtime::new().context("threads for the simulated nodes")?;
         let maximum = getrlimit(Resource::Nofile).maximum;
@@ -106,14 +106,14 @@ impl Simulated {
         Ok(Self { runtime, coordinator, first, nodes, beating, counted: Arc::default() })
     }
 
-    /// How many there are.
+    /// Returns the number of nodes.
     #[must_use]
     pub fn count(&self) -> usize {
         self.nodes.len()
     }
 
-    /// So many more join, and then beat until the end. Gives the seconds of each join; and why there are fewer of
-    /// them, where one was not let in or `limit` has passed before all had joined.
+    /// Adds `more` nodes, which join and then beat until the end. Returns the seconds of each join. If a node was refused or `limit` passed
+    /// before all had joined, also returns why there are fewer.
     ///
     /// # Errors
     /// A link cannot be opened.
@@ -130,7 +130,7 @@ impl Simulated {
                 let joined = one.join().await.map(|()| (Arc::new(one), started.elapsed().as_secs_f64()));
                 Ok::<_, anyhow::Error>(joined.map_err(|error| format!("node {number}: {error:#}")))
             });
-            // After the first that is not let in, nobody else tries.
+            // After the first refusal no further node tries.
             let mut failed = false;
             let tried = stream::iter(each).buffered(AT_ONCE).take_while(|tried| {
                 let go_on = !failed;
@@ -156,10 +156,10 @@ impl Simulated {
         Ok((seconds, why))
     }
 
-    /// Each node from `first` on publishes a directory of its own with a file in it. Gives the seconds of each publication.
+    /// Makes each node from `first` on publish a directory of its own with a file in it. Returns the seconds of each publication.
     ///
     /// # Errors
-    /// The coordinator does not take one.
+    /// The coordinator refuses a publication.
     pub fn publish(&self, first: usize) -> anyhow::Result<Vec<f64>> {
         self.each(first, |one, number| async move {
             let published: Published = one.ask(&ToCoordinator::Publish(one.publication(number))).await?;
@@ -168,10 +168,10 @@ impl Simulated {
         })
     }
 
-    /// Each node from `first` on looks for the file of the node before it. Gives the seconds of each.
+    /// Makes each node from `first` on look for the file of the node before it. Returns the seconds of each.
     ///
     /// # Errors
-    /// The coordinator does not know, or does not say.
+    /// The coordinator does not know the file, or does not answer.
     pub fn look(&self, first: usize) -> anyhow::Result<Vec<f64>> {
         let count = self.nodes.len();
         self.each(first, |one, number| async move {
@@ -262,7 +262,7 @@ impl One {
         let mut number = 0;
         let mut due = Instant::now();
         loop {
-            // Not after the answer to the last one: it is the time between two beats.
+            // Counted from the last beat, not from its answer: the interval is the time between two beats.
             due += Duration::from_millis(self.interval_ms.load(Ordering::Relaxed));
             tokio::time::sleep_until(due.into()).await;
             let epoch = Epoch(self.epoch.load(Ordering::Relaxed));
@@ -276,14 +276,14 @@ impl One {
                 counted.beat_us.fetch_max(took_us, Ordering::Relaxed);
             } else {
                 counted.failed.fetch_add(1, Ordering::Relaxed);
-                // As a daemon would; the next beat tells whether it helped.
+                // As a daemon would do; the next beat shows whether it helped.
                 drop(self.join().await);
             }
             due = due.max(Instant::now() - Duration::from_millis(self.interval_ms.load(Ordering::Relaxed)));
         }
     }
 
-    /// Its first: a directory of its own and a sealed file in it, which is no checkpoint's.
+    /// Makes a node's first publication: a directory of its own and a sealed file in it, which belongs to no checkpoint.
     fn publication(&self, number: usize) -> Publication {
         let directory = directory_of(number).into_bytes();
         let path = [directory.as_slice(), FILE].join(&b'/');

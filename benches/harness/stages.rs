@@ -10,34 +10,34 @@ use anyhow::{Context, bail};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// No bench was named.
+/// The exit code when no bench was named.
 const USAGE_EXIT_CODE: u8 = 2;
 
-/// One bench: a file of its name in `benches`, whose first line asks its question.
+/// A bench: a file of its name in `benches`, whose first line asks its question.
 #[derive(Clone, Copy, Debug)]
 pub struct Stage {
     pub name: &'static str,
-    /// The text of its file.
+    /// The text of the bench's file.
     pub source: &'static str,
     pub run: fn(Bench) -> anyhow::Result<()>,
 }
 
-/// What a command line asks for.
+/// The request of a command line.
 #[derive(Debug)]
 enum Choice<'a> {
     Run(&'a Stage, &'a [String]),
-    /// `--list`, or nothing at all, as from `cargo test --benches`.
+    /// `--list`, or no argument, as from `cargo test --benches`.
     List,
     /// `--list --format terse`: a test runner's question for tests, of which there are none.
     NoTests,
-    /// `cargo bench` without a name. All of them together take hours, so nothing is run.
+    /// `cargo bench` without a name. All benches together take hours, so nothing is run.
     Unnamed,
 }
 
 /// Runs the bench that this process's first argument names.
 ///
 /// # Errors
-/// An unknown name, wrong options, or the bench's own.
+/// An unknown name, wrong options, or the bench's own error.
 pub fn start(stages: &[Stage]) -> anyhow::Result<ExitCode> {
     if crowd::serve_where_asked()? {
         return Ok(ExitCode::SUCCESS);
@@ -89,7 +89,7 @@ fn choose<'a>(stages: &'a [Stage], arguments: &'a [String]) -> anyhow::Result<Ch
         }
         _ if given("--list") && given("--format") => Ok(Choice::NoTests),
         _ if given("--list") => Ok(Choice::List),
-        // What `cargo bench` adds by itself, and `cargo test` does not.
+        // `cargo bench` adds this by itself, and `cargo test` does not.
         _ if given("--bench") => Ok(Choice::Unnamed),
         [] => Ok(Choice::List),
         [option, ..] => bail!("`{option}` comes after the name of a bench; `--list` shows the names"),
