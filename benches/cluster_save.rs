@@ -19,8 +19,8 @@ use tidemark_tests::net::Network;
 use tidemark_tests::python::{Python, Ranks};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
-/// The nodes of each kind's ranks. The first rank of DCP writes its index, and runs on the coordinator's node, since a job's first host also
-/// tends to be the first to start a daemon.
+/// The nodes of each kind's ranks. The first rank of DCP writes its index. As usually in a job, whose first host starts the first daemon,
+/// it runs on the coordinator's node.
 const KINDS: [(&str, &[usize]); 2] = [("torch_save", &[1]), ("dcp", &[0, 1])];
 /// Settings with which a checkpoint is complete as soon as it is sealed. Two committed versions are kept, as in the paper.
 const CONFIG: &str = "[save]\nsettle_s = 0.0\n[retention]\nkeep_last = 2\n";

@@ -12,8 +12,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemark_namespace::{Attr, Kind, Special, Ttl};
 
 /// How long the kernel may believe an entry or attributes that only this mount changes. The kernel itself drops them on every change made
-/// through it. If the daemon makes a change (a hidden torn checkpoint, a restored file) and its invalidation is lost, the change stays
-/// unseen for at most this long.
+/// through it. The daemon makes changes, too (a hidden torn checkpoint, a restored file). If the invalidation of such a change is lost, it
+/// stays unseen for at most this long.
 pub(crate) const TTL_DEFAULT: Duration = Duration::from_secs(1);
 
 /// st_blksize with passthrough, by which glibc's stdio and Python's `open` size their buffers: they gather small writes to this size, and a

@@ -103,7 +103,7 @@ impl<R: Registry> BackingIds<R> {
     }
 
     /// Returns the id for open file `fh` of backing file `number`; repeated calls for one handle return the same id. If the file has no id
-    /// yet, calls `read_fd` for a read-only descriptor: the kernel opens the file anew for each open, and a writable descriptor of the
+    /// yet, calls `read_fd` for a read-only descriptor: the kernel opens the file again for each open, and a writable descriptor of the
     /// daemon would hide whether another process still has one. The descriptor is closed before this returns; the registration does not
     /// need it.
     pub(crate) fn acquire(

@@ -3,10 +3,10 @@
 //! Owns: the worker threads and the calls that wait for them. Does not own: fetching ([`Host`]), the result of an open (the namespace).
 //!
 //! Three kinds of calls take long. If a file's bytes are elsewhere, they must be fetched first. An open for writing or a resize may have to
-//! copy frozen bytes, or wait for another program's last close, whose RELEASE must then find a free thread. A call without room waits, up
-//! to a limit, for memory that is being freed. In each case the reply object moves to a worker and is answered there. Fetches have threads
-//! of their own, so that a slow tier does not hold up programs that write. So have calls that ask other nodes or wait for room (`room`).
-//! Threads and queues are bounded; a call that does not fit is refused with EAGAIN rather than left waiting for ever.
+//! copy frozen bytes. Or it waits for another program's last close, whose RELEASE must then find a free thread. A call without room waits,
+//! up to a limit, for memory that is being freed. In each case the reply object moves to a worker and is answered there. Fetches have
+//! threads of their own, so that a slow tier does not hold up programs that write. So have calls that ask other nodes or wait for room
+//! (`room`). Threads and queues are bounded; a call that does not fit is refused with EAGAIN rather than left waiting for ever.
 //!
 //! A call keeps its leave while it changes bytes, not while it waits for bytes or for memory.
 //!

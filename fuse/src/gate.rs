@@ -113,7 +113,6 @@ pub(crate) fn enter_again(shared: &Shared, wanted: Option<Wanted>) -> Result<Lea
 impl Call {
     /// Makes a call that found no room. Gives its leave back, since no other node is to wait for memory of this one. The worker gets leave
     /// again when it repeats the call.
-    /// call is made again.
     pub(crate) fn short_of_room(
         leave: Leave,
         act: impl FnOnce(&Shared, Result<Leave, FsError>) + Send + 'static,
@@ -188,7 +187,7 @@ fn try_by_name(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Option<
 }
 
 /// Gets leave by a name of the node that still exists. A single such name is enough: the file may have further names here that other nodes
-/// removed without this node's knowledge. If none exists, the kernel looks its path up anew.
+/// removed without this node's knowledge. If none exists, the kernel looks its path up again.
 fn enter_by_name(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Result<Vec<Guard>, FsError> {
     let names = shared.namespace.names_of(node);
     for (parent, name) in &names {

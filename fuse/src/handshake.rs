@@ -1,4 +1,4 @@
-//! FUSE_INIT, first with the kernel, later with a record of what the kernel said.
+//! FUSE_INIT, first with the kernel, later with a record of the kernel's request.
 //!
 //! Owns: the exchange as it is kept for the next daemon, and putting the real descriptor under fuser's session. Does not own: the flags
 //! that are agreed (`init`). Contains unsafe code: a descriptor is replaced beneath its owner.

@@ -1,6 +1,6 @@
 //! Requests that find, make, move or remove names, once other nodes have granted leave.
 //!
-//! Owns: what each request does with its leave. Does not own: getting leave (`gate`), the namespace's part.
+//! Owns: each request's work once it has leave. Does not own: getting leave (`gate`), the namespace's part.
 
 use crate::adapter::FILE_MODE_BITS;
 use crate::cold::{Job, Workers};

@@ -1,10 +1,10 @@
 //! Repeats calls that wait for memory that is being freed.
 //!
-//! Owns: that no leave is kept meanwhile, and how often it is asked for anew. Does not own: which calls wait, and for how long (the
+//! Owns: that no leave is kept meanwhile, and how often it is requested again. Does not own: which calls wait, and for how long (the
 //! namespace's `RoomWait`), leave (`gate`), the threads (`cold`).
 //!
 //! Memory of this node may take half a minute to be freed, and no other node is to wait for that. So a call gives its leave back, gets it
-//! anew, and is repeated from the start: the name may mean another file by then, or none.
+//! again, and is repeated from the start: the name may mean another file by then, or none.
 
 use crate::cold::Workers;
 use crate::gate::{self, Call, Leave};
@@ -13,7 +13,7 @@ use fuser::{ReplyCreate, ReplyOpen};
 use std::time::Duration;
 use tidemark_namespace::{Attr, FsError, OpenFile, RequestId};
 
-/// The longest pause before other nodes are asked for leave anew. If calls wait for room for seconds, eight ranks ask 32 times a second.
+/// The longest pause before other nodes are asked for leave again. If calls wait for room for seconds, eight ranks ask 32 times a second.
 const ASK_AGAIN_MAX: Duration = Duration::from_millis(250);
 
 /// More doublings of any pause exceed that limit.
@@ -41,7 +41,7 @@ fn until_room<L, R>(
 /// Repeats a call while it finds no room and room may still come: see `RoomWait`. Gives the leave back for each pause. Blocks.
 ///
 /// # Errors
-/// The errors of the call, and of getting leave anew ([`gate::enter_again`]).
+/// The errors of the call, and of getting leave again ([`gate::enter_again`]).
 pub(crate) fn when_room<R>(
     shared: &Shared,
     leave: Leave,

@@ -1,6 +1,6 @@
 //! Requests that set attributes, once other nodes have granted leave.
 //!
-//! Owns: what each request does with its leave. Does not own: getting leave (`gate`), cutting a file (`cold`), the namespace's part.
+//! Owns: each request's work once it has leave. Does not own: getting leave (`gate`), cutting a file (`cold`), the namespace's part.
 
 use crate::cold::{Job, Workers};
 use crate::gate::{self, Leave, Wanted};

@@ -144,7 +144,7 @@ fn buffer(socket: &mut TcpStream, into: &File, bytes: u64, step: usize) -> Resul
 }
 
 fn mapping(socket: &mut TcpStream, into: &File) -> Result<(), Failed> {
-    // SAFETY: the file is ours, in memory, and nobody cuts it shorter while it is mapped.
+    // SAFETY: the file is in this process's memory, and no code cuts it shorter while it is mapped.
     let mut map = unsafe { memmap2::MmapMut::map_mut(into)? };
     for part in map.chunks_mut(1 << 20) {
         socket.read_exact(part)?;

@@ -30,7 +30,7 @@ use time::{Duration, OffsetDateTime};
 use crate::names::{cluster_dns_name, is_name, is_valid_for, node_dns_name, proves};
 
 /// How long authorities and certificates are valid. An expired certificate takes a running cluster apart, and whoever
-/// can read a node's key can read its memory. Hence ten years, and renewal by issuing again.
+/// can read a node's key can read its memory. Hence a long validity, and renewal by issuing again.
 const VALID_DAYS: i64 = 3650;
 
 /// How far back validity begins, in days. Clocks are minutes apart, sometimes hours, and a certificate must be valid on
@@ -64,7 +64,7 @@ pub enum CertError {
         /// The system's error.
         source: io::Error,
     },
-    /// A file does not hold what it should.
+    /// The content of a file is wrong.
     #[error("{}: {what}", .path.display())]
     Content {
         /// The file.

@@ -1,7 +1,7 @@
 //! Datagrams that prove their sender: for messages that are worthless when late, such as heartbeats.
 //!
 //! Owns: the layout, the signature, and refusing a datagram that was recorded and sent again. Does not own: the keys. Callers exchange them
-//! on a control link, one for each direction, drawn anew for each run of a daemon.
+//! on a control link, one for each direction, and draw new ones for each run of a daemon.
 //!
 //! ```text
 //!  0         4     5        6           6+n       14+n        …         +16
@@ -162,7 +162,7 @@ impl Datagrams {
         self.socket.local_addr()
     }
 
-    /// Sets the key for datagrams to a node. Numbers begin anew, so a key is never used again.
+    /// Sets the key for datagrams to a node. Numbers restart with each key, so a key is never used again.
     ///
     /// # Errors
     /// Too many keys, or an invalid name.
@@ -338,7 +338,7 @@ impl Read<'_> {
     }
 }
 
-/// Numbers received from a sender: the highest, and a bit for each of the 64 below it.
+/// Numbers received from a sender: the highest, and a bit for each of the [`WINDOW`] below it.
 #[derive(Debug, Default, Clone, Copy)]
 struct Seen {
     highest: u64,

@@ -17,7 +17,7 @@ pub enum LinkErrorKind {
     Invalid,
     /// There is no such thing.
     NotFound,
-    /// The bytes are not what they should be.
+    /// The bytes are wrong.
     Corrupt,
     /// The peer or something it needs is away; retry later.
     Unavailable,

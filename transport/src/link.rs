@@ -100,7 +100,7 @@ pub trait Link: Send + Sync + fmt::Debug {
     async fn tell(&self, to: &Address, body: Bytes) -> Result<(), LinkError>;
 
     /// Lets the node `peer` move the bytes of one file. The caller sends the token to the peer in a call. The token works for that node
-    /// only, over any number of connections, until it is revoked or the peer has been without a control connection for
+    /// only, over any number of connections. A token ends when it is revoked, or the peer has been without a control connection for
     /// [`TOKEN_ORPHANED_MS`](crate::TOKEN_ORPHANED_MS).
     fn grant(&self, peer: &str, grant: Grant) -> Token;
 

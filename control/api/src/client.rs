@@ -141,7 +141,7 @@ impl Client {
         self.work(path::VERIFY, request, progress).await
     }
 
-    /// Prefetches a checkpoint. If the future waits for the end, dropping it stops the work.
+    /// Prefetches a checkpoint. If the request waits for the end, dropping the future stops the work.
     pub async fn prefetch(
         &self,
         request: &PrefetchRequest,

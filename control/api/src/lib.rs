@@ -123,7 +123,7 @@ pub struct PrefetchRequest {
 pub struct FlushRequest {
     /// Limits the flush to paths at or below it, or to the checkpoint in which it lies.
     pub place: Place,
-    /// Answer when all are committed, instead of with what is pending.
+    /// Answer when all are committed, instead of with the pending ones.
     pub wait: bool,
     /// How long to wait; `None`: until done.
     pub timeout_s: Option<u64>,

@@ -1,6 +1,6 @@
-//! The rules that keep one order, each with a name, so that a test can show what goes wrong without it.
+//! The rules that keep one order, each with a name, so that a test can show the error without it.
 //!
-//! Owns: the list of rules. Does not own: what a rule does, which stands where it is applied.
+//! Owns: the list of rules. Does not own: the effect of a rule, which stands where it is applied.
 
 /// A rule that can be left out, by a test only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -18,7 +18,7 @@ pub enum Rule {
     AskHolder,
     /// A look-up is answered after a read that shows the coordinator's own election.
     Confirm,
-    /// A look-up waits for what its own node has published before.
+    /// A look-up waits for its own node's earlier publications.
     OwnFirst,
     /// A change in a directory that another node has alone waits until that node has given it back.
     Recall,
@@ -28,7 +28,7 @@ pub enum Rule {
     WritersBlock,
     /// A removed name leaves a tombstone while a life is gone.
     Tombstones,
-    /// A change of a life that is over is published only if what it rests on is still so.
+    /// A change of a life that is over is published only if the versions that it depends on are still there.
     RebaseCompares,
     /// A removal of a life that is over is not published.
     RebaseKeeps,
@@ -36,7 +36,7 @@ pub enum Rule {
     ReadAfterDoubt,
     /// A new coordinator answers when its copy contains its own election.
     CatchUp,
-    /// A name that nobody reachable can know of is not answered as absent.
+    /// A name that only unreachable nodes can know is not answered as absent.
     NoGuess,
     /// A grant that was recalled before it arrived is not used.
     RecalledGrant,

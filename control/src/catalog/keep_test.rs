@@ -286,7 +286,7 @@ fn what_was_done_at_once_is_kept_all_or_not_at_all() {
         let published = kept.published()[&life(2)];
         assert_eq!(kept_paths(&kept), if published == 5 { before.clone() } else { after.clone() });
         *seen.entry(published).or_insert(0) += 1;
-        // Its successor makes what was written down, and writes what differs.
+        // The successor makes the changes that were written down, and writes the differences.
         let (other, _folder) = namespace(8);
         assert!(other.become_catalog(&kept.directories(i64::MAX), other.moment_before()));
         let found = tree(&other);

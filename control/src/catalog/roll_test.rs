@@ -199,7 +199,7 @@ fn of_many_nodes_a_suspicion_that_passes_is_not_told() {
     term.pass(900, &others);
     assert_eq!(term.roll.list().members.len(), 300);
     let number = term.roll.list().number;
-    // The others still answer that they hear it.
+    // The other nodes still answer that they hear it.
     term.step(Event::Disconnected(life("n7", 1))).unwrap();
     let asked = std::mem::take(&mut term.roll.todo.asks);
     assert_eq!(asked.len(), 2);

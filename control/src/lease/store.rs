@@ -327,7 +327,7 @@ mod tests {
         let (mut a, mut b) = (candidate(&store, "a", 1), candidate(&store, "b", 2));
         assert_eq!(a.try_acquire(start).await.expect("a"), Turn::Ours(Epoch(1)));
         assert!(matches!(b.try_acquire(start).await.expect("b"), Turn::Theirs { epoch: Epoch(1), .. }));
-        // Renewed in time, so what b saw first is another number now, and its wait begins anew.
+        // Renewed in time, so the number that b saw first is replaced, and its wait restarts.
         assert_eq!(a.renew(start + 2 * SECOND).await.expect("renew"), Epoch(1));
         assert!(matches!(b.try_acquire(start + 5 * SECOND).await.expect("b"), Turn::Theirs { .. }));
         assert_eq!(a.epoch(start + 4 * SECOND), Some(Epoch(1)));
@@ -350,7 +350,7 @@ mod tests {
             store.create(&a.key(1), Bytes::copy_from_slice(damaged)).await.expect("damage");
             let mut b = candidate(&store, "b", 2);
             assert!(matches!(b.try_acquire(start).await.expect("b"), Turn::Theirs { .. }));
-            // Its holder lives: the next number begins the wait anew.
+            // The holder lives: the next number restarts the wait.
             a.renew(start + SECOND).await.expect("renew");
             assert!(matches!(b.try_acquire(start + 5 * SECOND).await.expect("b"), Turn::Theirs { .. }));
             store.delete(&a.key(2)).await.expect("delete");

@@ -109,7 +109,7 @@ mod tests {
     fn a_process_without_memory_is_ending() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        // Not waited for, so it stays as a zombie: ended, its memory given up.
+        // Not waited for, so it stays as a zombie: ended, without memory.
         while closed_by(child.id()) != ClosedBy::Kernel {
             assert!(std::time::Instant::now() < deadline, "{:?}", closed_by(child.id()));
             std::thread::sleep(std::time::Duration::from_millis(1));

@@ -428,7 +428,7 @@ impl Keep {
         };
         let old = std::mem::replace(&mut self.binary, new);
         tracing::info!(binary = %question.binary.display(), "replacing the daemon");
-        // As in a crash: what it has is journaled at every moment.
+        // As in a crash: the daemon's state is journaled at every moment.
         let _ = daemon.child.kill();
         daemon.child.wait()?;
         while self.hear(daemon) {}

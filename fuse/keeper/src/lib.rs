@@ -16,7 +16,7 @@
 //! Does not own: the meaning of the descriptors. To the keeper they are names. A mount lives because some process has its `/dev/fuse` open,
 //! and Tier-1 because some process has its directories open. `engine/design/0009-keeper.md` has the reasons.
 //!
-//! Everything the keeper does is bounded: so many descriptors, so many bytes a message, one child.
+//! Everything the keeper does is bounded: the number of descriptors, the bytes of a message, and one child.
 
 mod closing;
 mod control;

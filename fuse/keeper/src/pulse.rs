@@ -2,10 +2,10 @@
 //!
 //! Owns: when a daemon counts as hung, and which facts that depends on. Does not own: replacing the daemon (`keep`).
 //!
-//! A daemon reports every second that its loop has turned. If a daemon is silent for long while requests of programs wait, it holds up
-//! every job on the node as a dead one would, and nothing restarts it. But silence alone proves nothing: the daemon may be starved of
-//! processors or memory, wait for a disk, or be under a debugger, and then its death would only make things worse. So the silence counts
-//! only in seconds in which none of these was seen, and only if this process itself ran on time.
+//! A daemon reports every second that its loop has turned. If a daemon is silent for long while requests wait, it holds up every job on the
+//! node like a dead one. But nothing restarts it. But silence alone proves nothing: the daemon may lack processors or memory, wait for a
+//! disk, or be under a debugger. Then its death would only make things worse. So the silence counts only in seconds in which none of these
+//! was seen, and only if this process itself ran on time.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -39,7 +39,7 @@ pub(crate) fn watch_signals() -> io::Result<OwnedFd> {
     if fd == -1 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -83,8 +83,7 @@ pub(crate) fn pass(command: &mut Command, passed: Vec<OwnedFd>) -> io::Result<()
             return Err(io::Error::last_os_error());
         }
         for (number, fd) in (FIRST_PASSED..).zip(&passed) {
-            // SAFETY: dup2 of an open descriptor onto a number; what was there is one that exec would close anyway.
-            // Async-signal-safe.
+            // SAFETY: dup2 of an open descriptor onto a number; exec would close the descriptor that was there anyway. Async-signal-safe.
             if unsafe { libc::dup2(fd.as_raw_fd(), number) } == -1 {
                 return Err(io::Error::last_os_error());
             }
@@ -119,6 +118,6 @@ pub(crate) fn take_passed(number: RawFd) -> io::Result<OwnedFd> {
 /// Forgets an environment variable, so that processes started later do not believe that it is meant for them.
 pub(crate) fn forget_variable(name: &str) {
     let Ok(name) = CString::new(name) else { return };
-    // SAFETY: called at the start of the process, while it has one thread, so that nobody reads the environment meanwhile.
+    // SAFETY: called at the start of the process, while it has one thread, so that no other thread reads the environment meanwhile.
     unsafe { libc::unsetenv(name.as_ptr()) };
 }

@@ -1,6 +1,6 @@
 //! Links over TCP: messages on control connections, bytes on connections of their own.
 //!
-//! Owns: a node's end, which is its settings, its open connections, and when to try again. The steps are in the files: `greeting` (first
+//! Owns: a node's end, which is its settings, its open connections, and when to try again. Each step has a file: `greeting` (first
 //! message), `listen` and `dial` (opening a connection), `strangers` (limits until a connection proves its node), `control` (messages),
 //! `bulk` (bytes), `stream` (plain or TLS).
 //!

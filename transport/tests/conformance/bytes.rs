@@ -213,7 +213,7 @@ pub(crate) async fn a_receiver_without_space_says_so(kind: Kind) {
     assert_eq!(into.landed_bytes(), 0);
 }
 
-/// Counts what it was asked for, and holds everything back for a moment.
+/// A pace that counts the requested bytes, and holds everything back for a moment.
 #[derive(Default)]
 struct Counting(AtomicU64);
 
@@ -262,7 +262,7 @@ pub(crate) async fn words_do_not_wait_behind_bytes(kind: Kind) {
     assert_eq!(a.link.call(&b.address, "meanwhile".into(), AMPLE).await.expect("an answer"), "meanwhile");
     assert!(!pushing.is_finished());
     pushing.abort();
-    // A push that was given up leaves the token, and what landed.
+    // A cancelled push leaves the token, and the pieces that landed.
     let from = Bucket::filled(SIZE, 1);
     push(&a, &b, token, &from, &one(1 << 20..SIZE)).await.expect("the rest");
     assert!(into.read(0..SIZE) == pattern(0..SIZE, 1));

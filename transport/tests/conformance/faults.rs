@@ -1,4 +1,4 @@
-//! A faulty link does what its faults say, and nothing else.
+//! A faulty link has the effects of its faults, and no others.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -152,7 +152,7 @@ pub(crate) async fn another_cluster_is_refused(kind: Kind) {
         let error = from.link.call(&to.address, "hello".into(), AMPLE).await.expect_err("another cluster");
         let LinkError::Handshake { why, .. } = &error else { panic!("{error}") };
         if world.proves_names() {
-            // Its certificate is of an authority that we do not know: nothing it says is believed.
+            // The node's certificate is of an unknown authority: none of its claims count.
             assert!(matches!(why, Mismatch::Certificate(_)), "{why}");
         } else {
             assert!(matches!(why, Mismatch::OtherCluster { .. }), "{why}");

@@ -188,7 +188,7 @@ impl Service for Memory {
     }
 }
 
-/// A file in memory that remembers what landed.
+/// A file in memory that records which ranges landed.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     pub(crate) file: File,

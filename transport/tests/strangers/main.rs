@@ -29,7 +29,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 const AMPLE: Duration = Duration::from_secs(20);
 
-/// Answers with what it was asked; never, when that is `hang`.
+/// A service that answers with the request itself; never, if the request is `hang`.
 #[derive(Default)]
 struct Echo(Mutex<Vec<String>>);
 
@@ -100,7 +100,7 @@ async fn mismatch(from: &Node, to: &Address) -> Mismatch {
     }
 }
 
-/// A plain connection that said a hello of ours.
+/// Opens a plain connection, and sends this hello.
 async fn greeted(to: &Address, hello: &Hello, version: u16) -> (TcpStream, Vec<u8>) {
     let mut stream = TcpStream::connect(&to.address).await.expect("it listens");
     let body = hello.encode();
@@ -156,10 +156,10 @@ async fn plain_and_certified_nodes_do_not_speak() {
     let folder = tempfile::tempdir().expect("a folder");
     let (plain, safe) = (node("a", PLAIN, false).await, node("b", certified(folder.path(), "b"), true).await);
     assert!(matches!(mismatch(&plain, &safe.address).await, Mismatch::Certificate(_)));
-    // A TLS hello is no greeting; the plain node closes. That may be a node that is just ending, so it is tried again.
+    // A TLS hello is no greeting; the plain node closes. The caller may take it for a node that is just ending, so it tries again.
     let error = safe.link.call(&plain.address, "hello".into(), Duration::from_millis(300)).await;
     assert!(matches!(error, Err(LinkError::Unreachable { .. } | LinkError::Handshake { .. })), "{error:?}");
-    // Nor is a plain connection for bytes taken, also where they need not be encrypted.
+    // A plain connection for bytes is refused, too, even where they need not be encrypted.
     let open = node("c", certified(folder.path(), "c"), false).await;
     for to in [&safe.address, &open.address] {
         for purpose in [Purpose::Bulk, Purpose::OpenBulk] {
@@ -190,7 +190,7 @@ async fn links_without_certificates_stay_on_loopback() {
 #[tokio::test]
 async fn another_version_is_named_by_both_ends() {
     let a = node("a", PLAIN, false).await;
-    // The head of the answer, checked inside, says which version we speak.
+    // The head of the answer, which `greeted` checks, names the version that `a` speaks.
     let (mut stream, _) = greeted(&a.address, &hello(Purpose::Control, "b", &a.address), VERSION + 1).await;
     assert!(ended(&mut stream).await);
     // A node of the first version opened plain connections for bytes, whatever certificates it had.
@@ -313,7 +313,7 @@ async fn a_peer_that_dies_while_it_is_asked_is_told_at_once() {
     assert!(begun.elapsed() < AMPLE / 2);
 }
 
-/// Hands connections on to `to`, and cuts each after so many bytes towards it.
+/// A proxy that passes connections on to `to`, and cuts each after `cut_after_bytes` bytes towards it.
 struct Proxy {
     address: String,
     cut_after_bytes: Arc<AtomicU64>,
@@ -377,7 +377,7 @@ async fn a_push_that_is_cut_goes_on_with_what_is_missing() {
         let b = node("b", certified(folder.path(), "b"), encrypt_bulk).await;
         let proxy = proxy(b.address.address.clone()).await;
         let through = Address { node: "b".into(), address: proxy.address.clone() };
-        // Longer than what may be on the way unconfirmed (16 MiB), so that some was confirmed before the cut.
+        // Longer than the unconfirmed bytes on the way (16 MiB), so that some were confirmed before the cut.
         let size = 40 << 20;
         let bytes: Vec<u8> = (0..size).map(|at: u64| (at ^ (at >> 9)).to_le_bytes()[0]).collect();
         let (from, into) = (file_with(&bytes), Arc::new(Sink(tempfile::tempfile().expect("a file"))));

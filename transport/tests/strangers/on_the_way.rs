@@ -31,7 +31,7 @@ enum Way {
 /// Nothing is changed.
 const NEVER: usize = usize::MAX;
 
-/// Hands connections on to a node, keeps what passes, and flips a bit of one byte.
+/// A relay that passes connections on to a node, records the bytes, and flips a bit of one byte.
 struct Relay {
     address: Address,
     seen: Arc<Mutex<Vec<u8>>>,
@@ -147,7 +147,7 @@ impl BytesSource for Bucket {
 }
 
 fn checkpoint() -> Vec<u8> {
-    // No byte is zero, which is what is not written yet.
+    // No byte is zero, since unwritten bytes read as zero.
     let mut bytes: Vec<u8> = (0..SIZE).map(|at| (at ^ (at >> 8)).to_le_bytes()[0] | 1).collect();
     bytes[SIZE / 2..][..WORD.len()].copy_from_slice(WORD);
     bytes
@@ -214,8 +214,8 @@ async fn a_byte_that_is_changed_on_the_way_lands_nowhere_and_the_next_copy_is_ri
                 let (a, b, relay) = pair(certificates(folder.path()), [encrypts; 2]).await;
                 copy(&a, &b, &relay, is_push).await.0.expect("nothing is changed");
                 let length = relay.passed(way);
-                // In the handshake, in what follows it, and in the last request, reply or bytes: a signature's length differs by
-                // some bytes from handshake to handshake, and what ends a message is longer.
+                // A byte in the handshake, after it, and in the last request, reply or piece. A signature's length differs by some bytes
+                // between handshakes; the end of a message is longer than that.
                 for at in [40, length / 2, length - 12] {
                     let (a, b, relay) = pair(certificates(folder.path()), [encrypts; 2]).await;
                     relay.change(way, at);

@@ -65,7 +65,7 @@ impl Copy {
                 let changes: Vec<_> = entries.into_iter().map(|(key, value)| (key, Some(value))).collect();
                 loading.state.apply(&changes);
                 if !more {
-                    // A loaded state replaces the copy: what was removed meanwhile is not in it.
+                    // A loaded state replaces the copy, because it lacks the keys that were removed meanwhile.
                     self.state = Arc::new(std::mem::take(&mut loading.state));
                     self.revision = Some(at);
                     self.loading = None;

@@ -112,7 +112,7 @@ impl Coordinator {
         });
     }
 
-    /// Answers the look-ups that can be answered, and notes what the others need.
+    /// Answers the look-ups that can be answered, and notes the needs of the others.
     pub(super) fn answer_looks(&mut self, now: Duration, out: &mut Vec<Command>) {
         let (state, rules) = (Arc::clone(&self.copy.state), self.rules);
         let Phase::Leading(leading) = &mut self.phase else { return };

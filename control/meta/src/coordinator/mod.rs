@@ -262,7 +262,7 @@ impl Coordinator {
         self.confirm(out);
     }
 
-    /// Asks lives for what calls and look-ups wait for.
+    /// Asks lives for the acts that calls and look-ups wait for.
     fn ask(&mut self, out: &mut Vec<Command>) {
         let stamp = self.stamp();
         let Phase::Leading(leading) = &mut self.phase else { return };

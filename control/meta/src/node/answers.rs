@@ -254,7 +254,7 @@ impl Node {
             Some(held) => {
                 held.writers += opens;
                 held.inode.attributes = inode.attributes;
-                // A file whose last name was removed here has none, whatever is not taken yet.
+                // A file whose last name was removed here has none, even if the removal is not taken yet.
                 if held.inode.links > 0 {
                     held.inode.links = inode.links;
                 }

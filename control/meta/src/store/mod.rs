@@ -1,6 +1,6 @@
 //! The store that the metadata needs: elect, append if still elected, load at a revision, follow.
 //!
-//! Owns: requests and answers as values, and the trait. Does not own: a connection, a clock, or what the values mean.
+//! Owns: requests and answers as values, and the trait. Does not own: a connection, a clock, or the meaning of the values.
 //!
 //! A store keeps its keys under one ever-rising revision. The coordinator's election is the revision at which [`Key::Coordinator`] was last
 //! put. The create revision would not do: a put over an existing key keeps it, so a coordinator that was replaced by a compare and a put

@@ -70,7 +70,7 @@ const FOUND_IN: &[(Rule, &str)] = &[
 
 #[test]
 fn each_rule_left_out_is_found() {
-    // A broken belief is what the search looks for here; it needs no backtrace.
+    // The search looks for a failed assertion here; it needs no backtrace.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = vec![];

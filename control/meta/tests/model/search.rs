@@ -2,7 +2,7 @@
 //!
 //! Owns: the visited set and the trace to what was found. Does not own: states and actions (`world`).
 //!
-//! States are told apart by 64-bit hashes. With a million states the chance that two share one is some 10^-8.
+//! States are distinguished by 64-bit hashes. With a million states the chance that two share one is some 10^-8.
 
 use crate::world::{Action, Bounds, World};
 use std::collections::{HashSet, VecDeque};

@@ -1,6 +1,6 @@
 //! The catalog in etcd, beside the lease: written by its holder alone.
 //!
-//! Owns: reading all of it at one revision, steps that are made once. Does not own: what is written (`catalog::keep`), its format
+//! Owns: reading all of it at one revision, steps that are made once. Does not own: the content (`catalog::keep`), its format
 //! (`protocol::cluster::kept`).
 //!
 //! A step compares the lease's create revision, so that a coordinator that was replaced changes nothing however late its request arrives; and

@@ -379,7 +379,6 @@ impl EtcdClient {
         if let Some(mut connection) = idle {
             // An etcd that was restarted has closed the connection; a broken network gives no notice. If the request was taken all the
             // same, it does nothing a second time.
-            // second time.
             match timeout(question.patience, connection.ask(question.clone())).await {
                 Ok(Err(EtcdError::Broken { .. })) | Err(_) => {}
                 Ok(answered) => return self.leave(connection, answered),

@@ -128,7 +128,7 @@ pub enum PasswordError {
     Content { path: PathBuf, what: String },
 }
 
-/// Returns what to do about an answer of etcd, by its words.
+/// Returns the advice for an answer of etcd, by its words.
 fn advice(words: &str) -> &'static str {
     const KNOWN: [(&str, &str); 3] = [
         (
@@ -149,7 +149,7 @@ fn tls_error(error: &io::Error) -> Option<rustls::Error> {
 fn tls_advice(error: &rustls::Error) -> &'static str {
     use rustls::{CertificateError, Error};
     match error {
-        // The signature is bad where another authority has the same name, as one that was made anew.
+        // The signature is bad if another authority has the same name, such as a recreated one.
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             "name the authority that signed etcd's certificate as [etcd] ca"
         }
@@ -165,7 +165,7 @@ fn tls_advice(error: &rustls::Error) -> &'static str {
     }
 }
 
-/// Returns what an etcd says of an error.
+/// Returns etcd's words about an error.
 fn words(answer: &[u8]) -> String {
     #[derive(serde::Deserialize)]
     struct Said {

@@ -76,7 +76,7 @@ impl Login {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns what the last login led to, unless it was ended since.
+    /// Returns the result of the last login, unless it was ended since.
     pub(super) fn session(&self) -> Option<Session> {
         self.state().session.clone()
     }

@@ -6,9 +6,9 @@
 //! ```text
 //!   header | tag        segment of a piece, at most 256 KiB | tag
 //! ```
-//! A tag is the keyed blake3 of the bytes before it and of its number in its direction, so nothing can be changed, left out, repeated or
-//! sent back. A segment is checked before a byte of it is written. Bytes that were changed on the way are thus never stored where a
-//! checksum without a key might later find them good.
+//! A tag is the keyed blake3 of the bytes before it and of its number in its direction. Nothing can therefore be changed, left out,
+//! repeated or sent back. A segment is checked before a byte of it is written. Bytes that were changed on the way are thus never stored
+//! where a checksum without a key might later find them good.
 
 use std::io;
 use std::ops::Range;

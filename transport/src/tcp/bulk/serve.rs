@@ -110,7 +110,7 @@ fn reply(request: &Request, said: Result<(), TokenRefusal>) -> [u8; REPLY_BYTES]
     Reply { range: request.range.clone(), said }.encode()
 }
 
-/// Returns the refusal that the other end gets for an error of this node's file, and logs the error unless the file is out of space.
+/// Returns the refusal that the other end gets for an error of this node's file. Logs the error, unless space ran out.
 fn refusal_of(error: &io::Error, request: &Request) -> TokenRefusal {
     if Errno::from_io_error(error) == Some(Errno::NOSPC) {
         return TokenRefusal::NoSpace;
@@ -208,7 +208,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_follows_a_refused_piece_on_its_connection_is_understood() {
-        // Goal: a refusal is said in order, and costs nobody else anything. Method: one connection, pieces of four kinds.
+        // Goal: a refusal is sent in order, and affects no other piece. Method: one connection, pieces of four kinds.
         let (a, b) = (node("a").await, node("b").await);
         let to = Address { node: "b".into(), address: b.local_address().to_string() };
         let full = Sink::new(File::options().write(true).open("/dev/full").expect("every Linux has it"));
