@@ -61,7 +61,7 @@ pub(crate) fn passthrough(backing: BorrowedFd<'_>) -> Result<(), String> {
     result
 }
 
-/// A FUSE mount that is at no path; it lives as long as the descriptor.
+/// Makes a FUSE mount that is at no path; it lives as long as the descriptor.
 fn private_mount(device: &OwnedFd) -> Result<OwnedFd, String> {
     let step = |what: &str, errno: rustix::io::Errno| {
         if errno == rustix::io::Errno::PERM {

@@ -47,7 +47,7 @@ fn to_f64(bytes: u64) -> f64 {
     f64::from(u32::try_from(bytes >> 12).unwrap_or(u32::MAX)) * 4096.0
 }
 
-/// A file in memory whose pages are all there.
+/// Makes a file in memory whose pages are all there.
 fn memory(bytes: u64) -> Result<File, Failed> {
     let mut file = File::from(memfd_create("bytes", MemfdFlags::CLOEXEC)?);
     ftruncate(&file, bytes)?;

@@ -29,7 +29,7 @@ impl Name {
         Ok(Self(bytes.into()))
     }
 
-    /// The name's bytes.
+    /// Returns the name's bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -86,7 +86,7 @@ pub enum Key {
 pub struct NotAKey(pub String);
 
 impl Key {
-    /// The bytes of the key in a store, without the cluster's prefix.
+    /// Returns the bytes of the key in a store, without the cluster's prefix.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         match self {

@@ -62,13 +62,13 @@ impl Rules {
     /// Every rule.
     pub const COMPLETE: Self = Self { left_out: None };
 
-    /// Every rule but one, to show that the model finds what the rule prevents.
+    /// Returns every rule but one, to show that the model finds the error that the rule prevents.
     #[must_use]
     pub const fn without(rule: Rule) -> Self {
         Self { left_out: Some(rule) }
     }
 
-    /// Whether `rule` is in force.
+    /// Returns whether `rule` is in force.
     #[must_use]
     pub fn has(self, rule: Rule) -> bool {
         self.left_out != Some(rule)

@@ -67,7 +67,7 @@ impl Etcd {
     }
 }
 
-/// A namespace on memory of its own, which ends with the folder.
+/// Makes a namespace on memory of its own, which ends with the folder.
 fn namespace(life: u64) -> (Arc<Namespace>, tempfile::TempDir) {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let medium = MediumChoice::Directory(folder.path().to_path_buf());

@@ -196,7 +196,7 @@ async fn write(to: impl AsyncWrite + Unpin, mut words: mpsc::Receiver<Word>) -> 
     Ok(())
 }
 
-/// The answering end: serves one connection until it ends.
+/// Serves one connection, as the answering end, until it ends.
 pub(crate) async fn answer(node: &Arc<Node>, mut stream: Stream, hello: Hello) -> io::Result<()> {
     let peer = listen::peer(&hello);
     let admitted = match node.peers.admit(&peer, Side::Theirs) {

@@ -79,7 +79,7 @@ impl Strangers {
         Some(Stranger { strangers: Arc::clone(self), number, gives_way })
     }
 
-    /// Whether the reason for one more refusal is logged; otherwise it is counted.
+    /// Returns whether the reason for one more refusal is logged; otherwise counts the refusal.
     pub(crate) fn may_log(&self, address: IpAddr) -> bool {
         let mut table = self.table();
         table.logged += 1;

@@ -14,7 +14,7 @@ fn fault(on: Operation, when: When, what: What) -> Fault {
     Fault { with: None, on, when, what }
 }
 
-/// Node a with a link that can be made faulty, and node b.
+/// Makes node a with a link that can be made faulty, and node b.
 async fn pair() -> (Faulty, Node, Node) {
     let world = World::new(Kind::Loopback);
     let (a, b) = (world.join("a").await, world.join("b").await);

@@ -17,7 +17,7 @@ use tidemark_transport::{
     Refusal, Service,
 };
 
-/// Longer than any test takes on a busy machine; a test that hangs fails.
+/// Runs a test, which fails if it takes longer than any test on a busy machine.
 pub(crate) async fn in_time(test: impl Future<Output = ()>) {
     tokio::time::timeout(Duration::from_secs(60), test).await.expect("the test hangs");
 }
@@ -196,14 +196,14 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// A sparse file of some size.
+    /// Makes a sparse file of `bytes` bytes.
     pub(crate) fn new(bytes: u64) -> Arc<Self> {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(bytes).expect("a size");
         Arc::new(Self { file, landed: Mutex::default() })
     }
 
-    /// A file whose every byte depends on its offset and on a seed.
+    /// Makes a file whose every byte depends on its offset and on a seed.
     pub(crate) fn filled(bytes: u64, seed: u8) -> Arc<Self> {
         let bucket = Self::new(bytes);
         bucket.file.write_all_at(&pattern(0..bytes, seed), 0).expect("written");

@@ -65,7 +65,7 @@ pub(crate) fn checkpoint(path: &str) -> Checkpoint {
     }
 }
 
-/// The path in a selector, as text.
+/// Returns the path in a selector, as text.
 fn text(selector: &Selector) -> String {
     match selector {
         Selector::Latest => "latest".into(),

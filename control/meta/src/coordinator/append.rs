@@ -278,7 +278,7 @@ impl Coordinator {
     }
 }
 
-/// The lives that some other call or look-up waits for.
+/// Lists the lives that some other call or look-up waits for.
 fn owing<'a>(
     state: &'a State,
     waiting: &'a [Waiting],

@@ -136,19 +136,19 @@ impl Coordinator {
         matches!(self.phase, Phase::Leading(_))
     }
 
-    /// The state as of this coordinator's copy.
+    /// Returns the state as of this coordinator's copy.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.copy.state
     }
 
-    /// The revision of the copy; none before anything was loaded.
+    /// Returns the revision of the copy; `None` before anything was loaded.
     #[must_use]
     pub fn revision(&self) -> Option<Revision> {
         self.copy.revision
     }
 
-    /// Whether a call or a look-up waits for another node.
+    /// Returns whether a call or a look-up waits for another node.
     #[must_use]
     pub fn waits(&self) -> bool {
         let Phase::Leading(leading) = &self.phase else { return false };

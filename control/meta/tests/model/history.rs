@@ -27,7 +27,7 @@ impl Random {
     }
 }
 
-/// The weight of an action in the choice: calls come to an end, and faults stay rare.
+/// Returns the weight of an action in the choice: calls come to an end, and faults stay rare.
 fn weight(action: &Action) -> usize {
     match action {
         Action::Deliver(_) | Action::Send(_) => 12,

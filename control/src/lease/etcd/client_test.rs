@@ -43,7 +43,7 @@ fn client_of(scheme: &str, endpoints: &[&str], settings: &EtcdSettings) -> EtcdC
     EtcdClient::new(EtcdAccess::open(place, settings).expect("its files can be used"))
 }
 
-/// A server that answers each request by a function of it: its path, its token, its body.
+/// Starts a server that answers each request by a function of its path, its token and its body.
 async fn scripted(answer: impl Fn(&str, Option<&str>, &str) -> Vec<u8> + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("its address").to_string();
@@ -80,7 +80,7 @@ fn error(status: &str, words: &str) -> Vec<u8> {
     http(status, &format!(r#"{{"error":"etcdserver: {words}","message":"","code":3}}"#))
 }
 
-/// A user with a password in a file.
+/// Makes a user with a password in a file.
 fn user(password: &str) -> (tempfile::TempDir, EtcdSettings) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("password");

@@ -137,7 +137,7 @@ fn piece_of_blocks(block: usize) -> usize {
     block * (PIECE_ELEMENTS / block).max(1)
 }
 
-/// Returns the pieces of a residual, or as many times `None`.
+/// Returns the pieces of a residual, or `None` without end.
 fn residual_pieces(
     residual: Option<&mut [f32]>,
     elements: usize,

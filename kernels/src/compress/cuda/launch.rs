@@ -77,7 +77,7 @@ pub(super) struct Chunk {
     pub(super) tiles: usize,
 }
 
-/// The chunks of a tensor, in order.
+/// Lists the chunks of a tensor, in order.
 pub(super) fn chunks(len: usize, chunk_elements: usize) -> Vec<Chunk> {
     let mut tiles_before = 0;
     (0..len.div_ceil(chunk_elements))

@@ -211,7 +211,7 @@ fn was_closed(error: &LinkError) -> bool {
     )
 }
 
-/// Sends requests in one task and reads replies in another, so that the connection is never empty.
+/// Sends requests and reads replies side by side, so that the connection is never empty.
 async fn over(
     connection: &mut Connection,
     transfer: &Transfer<'_>,
