@@ -429,4 +429,19 @@ impl<'a> BookLookup<'a> {
             })
             .collect()
     }
+
+    /// The newest generation of a path that Tier-3 may have whole; none while nothing of it is known.
+    pub(crate) fn newest_arrived(self, path: &RelPath) -> Option<Generation> {
+        let book = self.ledger.loose.get(path).or_else(|| self.ledger.removed_loose.get(path))?;
+        let newest = book.generation?;
+        match book.stage {
+            LooseStage::Uploading => newest.0.checked_sub(1).map(Generation),
+            LooseStage::Idle | LooseStage::Waiting { .. } | LooseStage::Uploaded { .. } => Some(newest),
+        }
+    }
+
+    /// The name of a loose file that is not in the tree any more, with the last generation there was.
+    pub(crate) fn removed_generation(self, path: &RelPath) -> Option<Generation> {
+        self.ledger.removed_loose.get(path)?.generation
+    }
 }

@@ -188,7 +188,7 @@ impl Engine {
             return;
         };
         self.generations.due.remove(&path);
-        if let Some(newest) = self.ledger.newest_arrived(&path) {
+        if let Some(newest) = self.books().newest_arrived(&path) {
             self.generations.running = true;
             self.jobs.spawn(read(Arc::clone(&self.shared), path, newest, only_look));
         }
@@ -360,7 +360,7 @@ impl Node {
         let Some(path) = path_of(wanted) else { return Ok(None) };
         let asked = path.clone();
         let newest =
-            self.ask(move |engine| engine.ledger.removed_generation(&asked)).await.ok_or_else(ending)?;
+            self.ask(move |engine| engine.books().removed_generation(&asked)).await.ok_or_else(ending)?;
         let Some(newest) = newest else { return Ok(None) };
         let refused = |what: String, action: &str| ApiError::new(ErrorCode::Failed, what, action);
         let found = generations::readable(&self.shared().drain, &path, newest)

@@ -10,7 +10,7 @@ mod carrier;
 #[path = "unkept.rs"]
 mod unkept;
 
-use crate::node::book::{Book, LooseBook, LooseStage, Number, VersionBook};
+use crate::node::book::{Book, LooseBook, Number, VersionBook};
 use crate::node::copies::CopyCounts;
 use crate::node::due::Due;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -487,21 +487,6 @@ impl Ledger {
     pub(crate) fn seal_as_they_are(&mut self, nodes: &[NodeId]) {
         self.as_they_are.extend(nodes);
         self.unsealed.extend(nodes);
-    }
-
-    /// The newest generation of a path that Tier-3 may have whole; none while nothing of it is known.
-    pub(crate) fn newest_arrived(&self, path: &RelPath) -> Option<Generation> {
-        let book = self.loose.get(path).or_else(|| self.removed_loose.get(path))?;
-        let newest = book.generation?;
-        match book.stage {
-            LooseStage::Uploading => newest.0.checked_sub(1).map(Generation),
-            LooseStage::Idle | LooseStage::Waiting { .. } | LooseStage::Uploaded { .. } => Some(newest),
-        }
-    }
-
-    /// The name of a loose file that is not in the tree any more, with the last generation there was.
-    pub(crate) fn removed_generation(&self, path: &RelPath) -> Option<Generation> {
-        self.removed_loose.get(path)?.generation
     }
 }
 

@@ -14,6 +14,7 @@ mod house;
 mod licences;
 mod machine;
 mod prepare;
+mod prose;
 mod results;
 mod run;
 mod scratch;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::prose::Prose;
 use crate::workspace::Workspace;
 
 /// Beyond this a file has more than one subject.
@@ -60,6 +61,7 @@ const SKIPPED: &[&str] = &["target", ".git", "Cargo.lock", "LICENSE"];
 /// What is wrong, one line each; empty when all is tidy.
 pub(crate) fn problems(workspace: &Workspace) -> Result<Vec<String>> {
     let mut problems = vec![];
+    let mut prose = Prose::default();
     for path in files(&workspace.root)? {
         // Test vectors and pictures are no text, and hold none of our words.
         let Ok(text) = fs::read_to_string(&path) else { continue };
@@ -67,8 +69,10 @@ pub(crate) fn problems(workspace: &Workspace) -> Result<Vec<String>> {
         problems.extend(word_problems(&shown, &text));
         if path.extension().is_some_and(|ending| ending == "rs") {
             problems.extend(source_problems(&shown, &text));
+            prose.read(&shown, &text);
         }
     }
+    problems.extend(prose.problems());
     Ok(problems)
 }
 
