@@ -13,6 +13,8 @@ impl Engine {
         match done {
             Done::Sealed { hashed, given_up } => {
                 self.file_jobs.seals_ended(&self.shared, &mut self.ledger, hashed, given_up);
+                // A seal changes its file: what is decided next knows of it, without the watcher's way around.
+                self.catch_up();
             }
             Done::Prepared { id, number, attempt, result } => self.prepare_done(&id, number, attempt, result),
             Done::Decided { id, number, attempt, result } => self.decide_done(&id, number, attempt, result),

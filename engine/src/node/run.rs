@@ -291,7 +291,7 @@ impl Engine {
     }
 
     /// The ledger knows all that changed before this call.
-    fn catch_up(&mut self) {
+    pub(crate) fn catch_up(&mut self) {
         let nodes = self.shared.namespace.take_dirty();
         self.ledger.refresh(&self.shared.namespace, &nodes);
         self.shared.copy_to_peers(&nodes);
