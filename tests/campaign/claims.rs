@@ -1,7 +1,7 @@
-//! The auditor's book: what was promised of each name, and whether it is so.
+//! The auditor's book: the promises about each name, and whether they are kept.
 //!
-//! It owns which states a name may be in, now and after a restart with empty memory. It does not own the reading
-//! (`compare`), and knows nothing of the daemon.
+//! Owns: the states in which a name may be, now and after a restart with empty memory. Does not own: the reading (`compare`), anything of
+//! the daemon.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ const TEMPORARY: &str = ".tmp";
 /// Enough broken promises to see what is wrong.
 const BROKEN_SHOWN: usize = 20;
 
-/// What may be at one name.
+/// The states that a name may have.
 #[derive(Clone, Debug)]
 struct Claim {
     is: Holds,
@@ -27,12 +27,12 @@ struct Claim {
     last: Option<Holds>,
 }
 
-/// What a flush said is committed, and what the name was promised to hold since then. Its commit may have come or not.
+/// The content that a flush called committed, and the contents promised for the name since then, whose commit may be done or not.
 #[derive(Clone, Debug)]
 struct Durable {
     holds: Holds,
     since: Vec<Holds>,
-    /// A directory above it was renamed since: where it is after a restart, nobody was told.
+    /// Whether a directory above it was renamed since. If so, no promise says which path it has after a restart.
     moved: bool,
 }
 
@@ -131,8 +131,8 @@ impl Claims {
         self.standing.insert(from.to_owned(), gone);
     }
 
-    /// Compares every promise with what the mount shows. Nothing may be changing meanwhile. What a dead trainer left
-    /// in between is taken down as it is found, and must stay so.
+    /// Compares every promise with the mount. Nothing may be changing meanwhile. If a dead trainer left a name in between, the auditor
+    /// records the content that it finds, which must then stay the same.
     pub(crate) fn audit(&mut self, mount: &Path) -> Result<(), String> {
         let mut broken = vec![];
         for (from, to) in std::mem::take(&mut self.moving) {
@@ -178,8 +178,8 @@ impl Claims {
         told(broken)
     }
 
-    /// `flush --wait` ended: what stands is committed, but for what it named as pending. It may name only what holds a
-    /// file that nobody closed, or else it could excuse everything.
+    /// Records that `flush --wait` ended: everything standing is committed, except what the flush named as pending. The flush may name only
+    /// paths with a file that no process closed. Otherwise it could excuse everything.
     pub(crate) fn committed(&mut self, pending: &[String]) -> Result<(), String> {
         let unfinished: Vec<&String> = self
             .standing
@@ -191,7 +191,7 @@ impl Claims {
         let excused: Vec<String> = pending.iter().filter(excuses).cloned().collect();
         let excepted = |path: &str| pending.iter().any(|pending| covers(pending, path));
         for (path, claim) in &self.standing {
-            // A file with a sync and no close is no whole file; it is served as it is, and nobody says committed.
+            // A file with a sync and no close is no whole file. The mount serves it as it is, and no flush calls it committed.
             let whole = !matches!(claim.is, Holds::Begins(_)) && claim.will.is_none();
             // A name that is not there has nothing to be committed, but the removal has: `flush` waits for that.
             if !whole || claim.by == By::Found || path.ends_with(TEMPORARY) || excepted(path) {

@@ -1,6 +1,7 @@
-//! What a name holds, read through the mount with plain calls and compared with what it should hold.
+//! The content of a name, read through the mount with plain calls and compared with what is
+//! expected.
 //!
-//! It owns the reading. Which of several states is right is the book's (`claims`).
+//! Owns: the reading. Does not own: which of several states is right (`claims`).
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -20,7 +21,7 @@ pub(crate) fn is_there(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// What is at a name, read to its end.
+/// Reads the content of a name to its end.
 pub(crate) fn look(path: &Path) -> io::Result<Holds> {
     match File::open(path) {
         Ok(mut file) if file.metadata()?.is_file() => Ok(Holds::Whole(read(&mut file, u64::MAX)?)),

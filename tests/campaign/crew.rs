@@ -1,7 +1,7 @@
-//! The trainers: real processes, started, paused, killed and started again; what they say goes into the book.
+//! The trainers: real processes, started, paused, killed and started again; their events go into the book.
 //!
-//! It owns the processes, their pages and the threads that read them. It does not own when one is killed (`rounds`), or
-//! what their words mean (`claims`).
+//! Owns: the processes, their pages and the threads that read them. Does not own: when a trainer is killed (`rounds`),
+//! the meaning of the events (`claims`).
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -18,7 +18,7 @@ use tidemark_tests::process;
 
 use crate::claims::Claims;
 
-/// Who saves, and how. The quick ones twice, so that at most moments some call of each sort is under way.
+/// The kind of each trainer. Quick kinds come twice, so that at most moments some call of each sort is under way.
 const KINDS: [&str; 12] = [
     "bulk",
     "sequential",
@@ -40,7 +40,7 @@ const LEFT_LIMIT: Duration = Duration::from_secs(1);
 /// Folders of dead trainers that are kept, per seat, so that what they left is compared for some rounds.
 const DEAD_FOLDERS_KEPT: usize = 1;
 
-/// What all trainers told.
+/// The reports of all trainers.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     pub(crate) claims: Claims,
@@ -56,7 +56,7 @@ struct Failure {
     what: String,
 }
 
-/// One place at the machine, taken by one trainer after another.
+/// A place at the machine, taken by one trainer after another.
 #[derive(Debug)]
 struct Seat {
     kind: &'static str,
@@ -151,13 +151,13 @@ impl Crew {
         }
     }
 
-    /// What each trainer is inside of.
+    /// Returns the current call of each trainer.
     pub(crate) fn doing(&self) -> impl Iterator<Item = Option<Doing>> {
         self.seats.iter().map(|seat| seat.page.doing())
     }
 
-    /// SIGKILL, and what the trainer was inside of. It is gone when it is buried: one that waits for an answer of the
-    /// daemon ends when that has come.
+    /// Sends SIGKILL to a trainer and returns its current call. The trainer is gone only when it is buried: if it waits
+    /// for an answer of the daemon, it ends when that answer has come.
     pub(crate) fn strike(&mut self, number: usize) -> Option<Doing> {
         let seat = &mut self.seats[number];
         let (child, _) = seat.running.as_mut()?;
@@ -269,7 +269,7 @@ impl Crew {
         outdated
     }
 
-    /// Of the trainers that have ended.
+    /// Returns the figures of the trainers that have ended.
     pub(crate) fn figures(&self) -> &BTreeMap<Act, ActFigures> {
         &self.figures
     }
@@ -280,7 +280,8 @@ impl Drop for Crew {
         for (child, _) in self.seats.iter_mut().filter_map(|seat| seat.running.as_mut()) {
             drop(child.kill());
         }
-        // One that waits for a daemon which does not answer ends only when the mount goes, which is dropped later.
+        // If a trainer waits for a daemon that does not answer, it ends only when the mount goes, which is dropped
+        // later.
         for (child, _) in self.seats.iter_mut().filter_map(|seat| seat.running.as_mut()) {
             drop(process::wait(child, LEFT_LIMIT));
         }

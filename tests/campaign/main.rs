@@ -1,8 +1,8 @@
 //! Killed at any moment, over and over, under load: is every promise kept? Real daemons and trainers, killed by
-//! SIGKILL, and an auditor outside who wrote down each promise only after the call that made it had returned.
+//! SIGKILL, and an auditor outside that wrote down each promise only after its call had returned.
 //!
-//! It owns the question over time; the suite `crash` owns the single step. `cargo xtask soak` runs the same for as
-//! long as one likes.
+//! Owns: the question over time; the suite `crash` owns the single step. `cargo xtask soak` runs the same for as
+//! long as the caller likes.
 
 #![expect(clippy::cast_precision_loss, reason = "figures for people")]
 
@@ -26,7 +26,7 @@ use crate::rounds::Settings;
 const DAEMON_KILLS: bool = true;
 /// How long, in seconds; set by `cargo xtask soak`.
 const SECONDS_ENV: &str = "TIDEMARK_CAMPAIGN_SECONDS";
-/// Which; without it one is drawn, and shown.
+/// The seed; without it one is drawn, and shown.
 const SEED_ENV: &str = "TIDEMARK_CAMPAIGN_SEED";
 /// A file for the figures, JSON.
 const REPORT_ENV: &str = "TIDEMARK_CAMPAIGN_REPORT";

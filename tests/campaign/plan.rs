@@ -1,7 +1,7 @@
-//! What is done in each round, as a sequence that the seed determines.
+//! The actions of each round, as a sequence that the seed determines.
 //!
-//! It owns the plan: what is killed, after how long, aimed or not, and when the whole is flushed. The moments are the
-//! plan's, what the machine is in the middle of then is not.
+//! Owns: the plan: what is killed, after how long, aimed or not, and when everything is flushed. Does not own: what
+//! the machine is doing at the moment of a kill.
 
 use std::time::Duration;
 
@@ -9,11 +9,12 @@ use tidemark_tests::campaign::dice::Dice;
 
 /// Work of a round before its kill.
 const WORK_MS: std::ops::Range<u64> = 200..1_500;
-/// One round in this many, and always the last, takes the whole node down and starts it with empty memory.
+/// Interval, in rounds, at which the whole node goes down and starts with empty memory; the last round always does
+/// so.
 const NODE_EVERY: u64 = 8;
 const TRAINERS_MOST: u64 = 3;
 
-/// What dies in a round.
+/// The process that dies in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kill {
     /// Trainers only.
@@ -26,7 +27,7 @@ pub(crate) enum Kill {
     Node,
 }
 
-/// One round.
+/// A round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Round {
     pub(crate) work: Duration,
@@ -35,7 +36,8 @@ pub(crate) struct Round {
     pub(crate) aimed: bool,
     /// Seats whose trainer is killed.
     pub(crate) trainers: Vec<usize>,
-    /// They are killed just after the daemon, which is to learn of it when it is back; otherwise just before.
+    /// Whether the trainers are killed just after the daemon, which is to learn of it when it is back. Otherwise they
+    /// are killed just before.
     pub(crate) while_away: bool,
     /// Ask `flush --wait` once the promises were compared.
     pub(crate) flush: bool,

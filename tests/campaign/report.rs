@@ -1,6 +1,6 @@
-//! What a campaign found, as one JSON document and as a table for people, and what of it is a failure.
+//! A campaign's findings, as a JSON document and as a table for people, and which of them are failures.
 //!
-//! It owns the figures and the demands on them. It does not own how they come about.
+//! Owns: the figures and the demands on them. Does not own: how they come about.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,10 +11,11 @@ use tidemark_tests::campaign::page::{Act, ActFigures, Doing};
 use crate::claims::Promised;
 use crate::watch::Tier1;
 
-/// Of the kills that take a daemon, one in this many must have met a write, an open and a rename under way, and one at
-/// least. Otherwise the campaign was too quiet to prove anything.
+/// At least every second of the kills that take a daemon, and at least one, must have met a write, an open and a
+/// rename under way. Otherwise the campaign was too quiet to prove anything.
 const COUNTED_ONE_IN: u64 = 2;
-/// Of fewer kills than this one is enough: some are not aimed, and some miss.
+/// Kills from which `COUNTED_ONE_IN` applies. With fewer, one counted kill is enough: some are not aimed, and some
+/// miss.
 const COUNTED_FROM: u64 = 20;
 /// Descriptors that come and go: connections of `ckptctl` and the sampling, ready files of Tier-1's pool.
 const DESCRIPTORS_MORE: u64 = 8;
@@ -23,9 +24,9 @@ const DESCRIPTORS_MORE: u64 = 8;
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Kills {
     pub(crate) injected: u64,
-    /// Those that waited for such a moment.
+    /// Kills that waited for such a moment.
     pub(crate) aimed: u64,
-    /// With a write, an open and a rename unanswered at that instant.
+    /// Kills with a write, an open and a rename unanswered at that instant.
     pub(crate) counted: u64,
     /// How many met at least one call of a sort.
     pub(crate) inside_of: BTreeMap<Act, u64>,
@@ -56,7 +57,7 @@ pub(crate) struct Calls {
     pub(crate) longest_ms: f64,
 }
 
-/// What is left when all work is removed again.
+/// State that is left when all work is removed again.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Rest {
     pub(crate) gauges: BTreeMap<String, f64>,
@@ -86,7 +87,7 @@ pub(crate) struct Report {
     pub(crate) longest_outage_ms: f64,
     pub(crate) flushes: u64,
     pub(crate) tier1: Tier1,
-    /// What the campaign left in Tier-3.
+    /// Bytes that the campaign left in Tier-3.
     pub(crate) tier3_bytes: u64,
     pub(crate) rest: Rest,
 }
@@ -116,7 +117,7 @@ impl Report {
         self.calls = figures.iter().map(calls).collect();
     }
 
-    /// What is wrong, a line each. A broken promise ends a campaign before it comes to this.
+    /// Returns the problems, a line each. A broken promise ends a campaign before this point.
     pub(crate) fn problems(&self) -> Vec<String> {
         let mut problems = vec![];
         let mut demand = |good: bool, what: String| {

@@ -1,7 +1,7 @@
 //! A campaign from its start to its report: work, kill, compare, over and over.
 //!
-//! It owns the order of things and the moment of each kill. It does not own what is promised (`claims`), who works
-//! (`crew`) or what the figures must be (`report`).
+//! Owns: the order of things and the moment of each kill. Does not own: the promises (`claims`), the trainers
+//! (`crew`), the demands on the figures (`report`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,7 +34,7 @@ const AUDIT_LIMIT: Duration = Duration::from_secs(240);
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 /// A process that was killed is gone after its memory was given back.
 const DEATH_LIMIT: Duration = Duration::from_secs(30);
-/// What a person may choose.
+/// Settings that a person may choose.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) time: Duration,

@@ -1,6 +1,6 @@
-//! Where a campaign takes place: the daemon's budget and settings, where Tier-3 lies, and calls that may hang.
+//! The place of a campaign: the daemon's budget and settings, where Tier-3 lies, and calls that may hang.
 //!
-//! It owns sizes and places. It does not own what happens there (`rounds`).
+//! Owns: sizes and places. Does not own: what happens there (`rounds`).
 
 use std::fs;
 use std::path::Path;
@@ -13,14 +13,16 @@ use tidemark_tests::tier3;
 
 /// More than the trainers' rings, logs and steps, with those of the dead that are still compared.
 const TIER1: &str = "768MiB";
-/// Something is committed in the background too, while the rest is written anew too often to settle.
-/// What was promised is looked for where it was: torn checkpoints stay in sight.
+/// Commits happen in the background too, while other files are rewritten too often to settle. Torn checkpoints stay
+/// visible, because the auditor looks for each promised file at its own path.
 const CONFIG: &str =
     "[torn]\nhide = false\n[save]\nsettle_s = 1.0\n[shutdown]\ndrain_timeout_s = 5\ngrace_s = 1\n";
-/// Nothing retires versions yet, so a long campaign begins Tier-3 anew when it has grown this much.
+/// Size at which a campaign starts over with an empty Tier-3. Nothing retires versions yet, so a long campaign would
+/// outgrow it.
 pub(crate) const TIER3_BYTES_MAX: u64 = 2 << 30;
-/// Tier-3 lies in memory where there is room for it, and for what comes between two looks at its size: it is thousands
-/// of files, and some disks take longer to remove them than the whole campaign. It outlives the daemon either way.
+/// Tier-3 lies in memory if that has room for it and for its growth between two measurements of its size. Tier-3 is
+/// thousands of files, and some disks take longer to remove them than the whole campaign takes. Tier-3 outlives the
+/// daemon either way.
 const SHM: &str = "/dev/shm";
 const SHM_FREE_BYTES: u64 = 3 * TIER3_BYTES_MAX;
 
@@ -34,7 +36,7 @@ pub(crate) fn options(tier3: &Path) -> DaemonOptions {
     }
 }
 
-/// What the daemon opens once and keeps, or keeps ready, is open before it is counted.
+/// Opens, before the count, the files that the daemon opens once and keeps, or keeps ready.
 pub(crate) fn warm(daemon: &Daemon) {
     let folder = daemon.mount().join("warm");
     fs::create_dir(&folder).expect("the daemon lives");

@@ -1,6 +1,6 @@
-//! The daemon's own figures, looked at from outside all the while: gauges, Tier-1's use, open descriptors.
+//! The daemon's own figures, read from outside all the while: gauges, Tier-1's use, open descriptors.
 //!
-//! It owns the sampling. What the figures must be is in `report`.
+//! Owns: the sampling. Does not own: the demands on the figures (`report`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -75,7 +75,7 @@ impl Drop for Watch {
 
 fn sample(state: &Mutex<(String, Tier1)>) {
     let address = state.lock().expect("no panic in the sampling").0.clone();
-    // It may be dead at the moment: then there is nothing to sample.
+    // The daemon may be dead at the moment; then there is nothing to sample.
     let Ok(text) = http_get_from(&address, "/metrics") else { return };
     let mut state = state.lock().expect("no panic in the sampling");
     let tier1 = &mut state.1;
@@ -89,7 +89,7 @@ pub(crate) fn descriptors(daemon: &Daemon) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     let folder = format!("/proc/{}/fd", daemon.ready().pid);
     for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}")) {
-        // One that was closed meanwhile is not open.
+        // A descriptor that was closed meanwhile is not open.
         let Ok(target) = entry.and_then(|entry| fs::read_link(entry.path())) else { continue };
         let target = target.to_string_lossy();
         let kind = match target.split_once(':') {

@@ -56,7 +56,7 @@ async fn a_step_is_made_once_and_a_request_that_comes_late_undoes_nothing() {
     let first = step(epoch, 1, false, removal(&mut writer, 1));
     catalog.step(&first).await.expect("it is ours");
     assert_eq!(catalog.load().await.expect("etcd answers"), None, "it is not whole");
-    // Its answer was lost, and it is sent again.
+    // The answer to the step was lost, so the step is sent again.
     late.step(&first).await.expect("it was made");
     let second = step(epoch, 2, true, removal(&mut writer, 2));
     catalog.step(&second).await.expect("it is ours");

@@ -1,4 +1,4 @@
-//! Copies in other nodes' memory: what is not what was sealed, and how fast they are made.
+//! Copies in other nodes' memory: damage to their bytes, and the speed of copying.
 //!
 //! Does not own: how copies come about (`tree`), damage on one node (the durability suite).
 
@@ -66,7 +66,7 @@ fn a_copy_that_is_not_what_was_sealed_is_found_and_made_again() {
     assert!(said.contains("peer n") && said.contains("its chunk 0 has checksum"), "{found:#}");
     // The home has it, so nothing is lost.
     assert_eq!(found["unrecoverable"], serde_json::json!([]));
-    // Its bytes are there a moment before the coordinator knows of it.
+    // The copy's bytes are there a moment before the coordinator knows of it.
     let is_again = || (copies().len() == 1 && verify() == before).then_some(());
     let again = process::until(Duration::from_secs(30), is_again);
     assert!(again.is_some(), "{:#}\n{}", verify(), shown(&coordinator.ctl(&["events"])));

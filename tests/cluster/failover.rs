@@ -1,4 +1,4 @@
-//! The coordinator's seat in the lease of a real etcd: who has it is lost, stopped or cut off, and another takes it.
+//! The coordinator role in the lease of a real etcd: the coordinator is lost, stopped or cut off, and another node takes over.
 //!
 //! Does not own: the lease itself (`lease`), one tree while nothing is lost (`tree`).
 
@@ -48,7 +48,7 @@ fn a_job_goes_on_from_peers_when_the_coordinator_is_lost_and_tier3_is_away() {
     let lost = Instant::now();
     let seat = cluster.wait_for_seat(&[1, 2]);
     let seated = lost.elapsed();
-    // What is not there is known not to be there, although nobody can look at Tier-3.
+    // The new coordinator knows that a missing name is missing, although no node can read Tier-3.
     assert!(!cluster.mount(seat).join("job/step_1").exists());
     let answered = lost.elapsed();
     cluster.add("n4");
@@ -104,7 +104,7 @@ fn when_two_partners_are_lost_all_ranks_go_on_from_the_newest_committed_save() {
     );
     let flushed = cluster.nodes[2].daemon().ctl(&["flush", "--wait", "--timeout", "30"]);
     assert_eq!(flushed.status.code(), Some(1), "what is torn is not durable: {flushed:?}");
-    // Its bytes still say 6, in the memory of the node that wrote them.
+    // The tracker's bytes still say 6, in the memory of the node that wrote them.
     for node in [2, 3, 4] {
         let tracker = cluster.mount(node).join("job/latest_checkpointed_iteration.txt");
         let follows = process::until(Duration::from_secs(10), || {
@@ -138,7 +138,7 @@ fn a_coordinator_that_was_cut_off_follows_the_one_that_took_its_place() {
     fs::remove_file(other.join("run/removed")).unwrap();
     fs::write(seated.join("run/later"), noise(4, MIB)).unwrap();
     assert_eq!(fs::read(other.join("run/later")).unwrap(), noise(4, MIB));
-    // What it does in a directory of its own is published when it is back.
+    // The changes that the cut-off node makes in a directory of its own are published when it is back.
     fs::write(a.join("alone/made"), noise(5, MIB)).unwrap();
     assert!(cut.heal() > 0, "nothing was dropped");
     let expected = ["by-b", "kept", "later"].map(str::to_owned);
@@ -379,7 +379,7 @@ fn a_coordinator_that_is_back_with_empty_memory_before_its_seat_is_taken_has_the
         (rows.len() == 3 && rows.iter().all(|row| row["standing"] == "alive")).then_some(())
     };
     process::until(LIMIT, all_alive).unwrap_or_else(|| panic!("{:#}", members()));
-    // Its own files are copied, as a member's are.
+    // The former coordinator's files are copied, as a member's are.
     let bytes = noise(99, MIB);
     fs::write(run.join("own"), &bytes).unwrap();
     let copied = || {
@@ -409,7 +409,7 @@ fn what_two_nodes_did_to_names_outlives_both_of_them() {
         fs::rename(run.join("renamed"), run.join("by-another-name")).unwrap();
         std::os::unix::fs::symlink("step_7", run.join("latest")).unwrap();
     }
-    // Who looks at a name of another node has it tell all that it did.
+    // A lookup of another node's name makes that node publish all its changes.
     for node in [0, 1] {
         assert_eq!(names(&cluster.mount(2).join(format!("run{node}"))).len(), 2);
     }

@@ -1,4 +1,4 @@
-//! A training job with a rank on each host, killed and started again, and the comparison of what it said.
+//! A training job with a rank on each host, killed and started again, and the comparison of its output.
 //!
 //! Owns: reading the lines of `python/dcp_job.py`. Does not own: where the ranks save, which is any path on their host.
 
@@ -10,12 +10,12 @@ use serde::Deserialize;
 use tidemark_tests::net::{Host, Network};
 use tidemark_tests::python::{Python, Ranks};
 
-/// What a job is to do; in its directory it goes on from where it was.
+/// The task of a job; in its directory the job goes on from its last save.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     /// The last step.
     pub(crate) until: u64,
-    /// It saves after every so many steps.
+    /// Steps between two saves.
     pub(crate) every: u64,
     /// 3 MB of state at 256, four times that at 512.
     pub(crate) width: u64,
@@ -31,13 +31,13 @@ pub(crate) struct Line {
     pub(crate) event: String,
     pub(crate) rank: usize,
     pub(crate) step: u64,
-    /// Of what the rank holds of the state.
+    /// Hash of the rank's part of the state.
     #[serde(default)]
     pub(crate) hash: String,
-    /// Of all parameters, whatever the number of ranks.
+    /// Hash of all parameters, whatever the number of ranks.
     #[serde(default)]
     pub(crate) whole: String,
-    /// Of a save or of a load.
+    /// Duration of a save or of a load.
     #[serde(default)]
     pub(crate) seconds: f64,
 }
@@ -148,7 +148,7 @@ impl Job {
     }
 }
 
-/// What a rank printed. The last line may be half there while it runs, or when it was killed.
+/// Parses a rank's output. The last line may be half there while the rank runs, or after it was killed.
 fn lines(printed: &str) -> Vec<Line> {
     let whole = printed.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     whole.map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}"))).collect()

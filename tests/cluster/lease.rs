@@ -36,7 +36,7 @@ async fn acquire(lease: &mut EtcdLease) -> Epoch {
     }
 }
 
-/// What the machine is too busy for is tried again, while the term runs.
+/// Renews the lease. While the term runs, a renewal that the machine was too busy for is tried again.
 async fn renew(lease: &mut EtcdLease) -> Result<Epoch, LeaseError> {
     loop {
         match lease.renew(Instant::now()).await {
@@ -154,7 +154,7 @@ async fn what_a_zombie_writes_or_renews_is_refused_and_the_members_stay() {
     assert_eq!(large.kind(), ErrorKind::NoSpace, "{large}");
     write(&mut old, &vec![b'x'; MEMBERS_BYTES_MAX]).await.expect("the largest is taken");
     write(&mut old, b"one").await.expect("the holder writes");
-    // It says nothing for a term, and another takes over.
+    // The first holder does not renew for a term, and another takes over.
     let second = acquire(&mut new).await;
     assert!(second > first);
     assert_eq!(old.epoch(Instant::now()), None, "it stopped before the other began");
@@ -259,7 +259,7 @@ impl Process {
         self.lines.lock().expect("no panic").clone()
     }
 
-    /// Its epoch, and until when it may decide, in milliseconds of the monotonic clock.
+    /// Returns the process's epoch and the end of its term, in milliseconds of the monotonic clock.
     fn holds(&self, limit: Duration) -> Option<(u64, u64)> {
         process::until(limit, || {
             let lines = self.lines();

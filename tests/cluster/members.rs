@@ -1,4 +1,4 @@
-//! Members: who is cut off and who is gone, whose copies are made again, and what people are told of it on any node.
+//! Members: which node is cut off or gone, whose copies are recreated, and what people see of it on any node.
 //!
 //! Does not own: the network (`net`), one tree over the nodes (`tree`).
 
@@ -28,7 +28,7 @@ struct Members {
 }
 
 impl Members {
-    /// One node for each rack, all with this configuration.
+    /// Starts a node for each rack, all with this configuration.
     fn start(racks: &[&str], config: &str) -> Option<Self> {
         if !machine::can_mount() {
             return None;
@@ -98,7 +98,7 @@ fn wait_for_standing(daemon: &Daemon, name: &str, standing: &str) -> Value {
     found.unwrap_or_else(|| panic!("{name} is not {standing}: {:#?}\n{}", rows(daemon), daemon.log_tail()))
 }
 
-/// What a node says of its copies, once it is so.
+/// Waits until a node's report about its copies is as wanted, and returns it.
 fn wait_for_copies(daemon: &Daemon, wanted: impl Fn(&Value) -> bool) -> Value {
     let said = || Some(daemon.ctl_json(&["status"])).filter(|status| wanted(&status["replication"]));
     process::until(LIMIT, said)
@@ -137,7 +137,7 @@ fn a_node_that_only_the_coordinator_does_not_hear_is_cut_off_and_not_gone() {
     }
     assert_eq!(members.daemon(0).ctl_json(&["placement"])["nodes"].as_array().unwrap().len(), 3);
     assert!(fs::read(members.mount(1).join("kept")).unwrap() == bytes, "what it holds is there");
-    // It says itself that nobody decides for it, and shows what it knows.
+    // The node itself reports that no coordinator decides for it, and shows what it knows.
     let status = process::until(LIMIT, || {
         let status = members.daemon(2).ctl_json(&["status"]);
         status["problems"].to_string().contains("coordinator_away").then_some(status)
@@ -145,7 +145,7 @@ fn a_node_that_only_the_coordinator_does_not_hear_is_cut_off_and_not_gone() {
     assert!(status.is_some(), "{}", members.daemon(2).log_tail());
     let refused = members.daemon(2).ctl(&["placement"]);
     assert_eq!(refused.status.code(), Some(5), "{}", shown(&refused));
-    // What it makes meanwhile the coordinator does not know, and says so where somebody counts on it.
+    // The coordinator does not know the file that the node makes meanwhile, and reports so to a caller that relies on it.
     fs::write(own.join("late"), b"3").unwrap();
     let flushed = members.daemon(0).ctl(&["flush", "--wait", "--timeout", "5"]);
     assert_eq!(flushed.status.code(), Some(1), "{}", shown(&flushed));

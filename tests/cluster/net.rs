@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// For what must not: many times as long as it takes on a link that works.
 const SILENCE: Duration = Duration::from_millis(300);
 
-/// What fails without being the subject of a test.
+/// Message for a failure that is not the subject of a test.
 const STEP: &str = "a step of the test itself";
 
 /// A connection from one host to another, both ends of it.
@@ -65,8 +65,8 @@ fn sockets(from: &Host, to: &Host) -> (UdpSocket, UdpSocket, SocketAddr) {
     (near, far, address)
 }
 
-/// How many of so many datagrams arrive. They are read as they come, so that no buffer drops any, and until nothing
-/// more comes after the last was sent.
+/// Returns how many of `sent` datagrams arrive. The far end reads each as it comes, so that no buffer drops
+/// any. The reading ends when nothing more comes after the last was sent.
 fn arrived(from: &Host, to: &Host, sent: u32) -> u32 {
     let (near, far, address) = sockets(from, to);
     let all_sent = AtomicBool::new(false);
@@ -135,7 +135,7 @@ fn two_hosts_talk_until_they_are_cut_off_and_again_when_it_is_over() {
 fn a_muted_host_hears_and_is_not_heard() {
     let Some(network) = Network::make(&["n1", "n2"]) else { return };
     let [first, second] = network.hosts() else { panic!("two hosts") };
-    // They know each other's addresses from now on, so that only what is said is lost.
+    // Both hosts know each other's addresses from now on, so that only the datagrams are lost.
     assert_eq!((arrived(first, second, 1), arrived(second, first, 1)), (1, 1));
     let muted = first.mute_towards(second);
     assert_eq!(arrived(first, second, 20), 0);
@@ -208,7 +208,7 @@ fn a_narrow_link_carries_what_was_asked_and_no_more() {
     assert!(free > 4 * BITS_PER_S, "{free} bit/s after the limit");
 }
 
-/// What one host says and the other hears in so long, by the bytes that were heard.
+/// Returns the rate from one host to another over this time, by the bytes that arrived.
 fn bits_per_s(from: &Host, to: &Host, during: Duration) -> u64 {
     let (mut near, mut far) = connect(from, to);
     let began = Instant::now();
@@ -222,7 +222,7 @@ fn bits_per_s(from: &Host, to: &Host, during: Duration) -> u64 {
         heard_bytes += u64::try_from(far.read(&mut piece).expect(STEP)).expect(STEP);
     }
     let took = began.elapsed();
-    // What is still on its way is not heard any more, and the writer is told.
+    // Bytes still on their way no longer count, and the writer gets an error.
     drop(far);
     writer.join().expect(STEP);
     heard_bytes * 8 * 1000 / u64::try_from(took.as_millis()).expect(STEP)
@@ -248,7 +248,8 @@ fn a_killed_host_has_no_process_left_and_the_others_have_theirs() {
     let [first, second] = network.hosts() else { panic!("two hosts") };
     let kept = sleeper(second);
     let outside = Command::new("sleep").arg("600").spawn().unwrap();
-    // One that starts another again and again, one that listens to no signal, one that stands, and a grandchild.
+    // A shell that starts one process after another, a process that ignores signals, a grandchild, and a
+    // stopped process.
     let mut stubborn = vec![];
     for script in
         ["while :; do sleep 0.001; done", "trap '' TERM INT HUP; sleep 600; :", "sleep 600 & wait; :"]
@@ -310,7 +311,7 @@ fn a_network_takes_its_names_and_processes_with_it_also_out_of_a_panic() {
 fn what_a_killed_test_left_is_removed_and_what_a_living_one_has_is_not() {
     let Some(living) = Network::make(&["n1"]) else { return };
     let mine = sleeper(living.host("n1"));
-    // Its owner is one that has ended: a pid that nobody has until the kernel has gone through all others.
+    // The namespace's owner has ended: no process gets its pid until the kernel has gone through all others.
     let mut ended = Command::new("true").spawn().unwrap();
     ended.wait().unwrap();
     let left = format!("tidemark-{}-1-0-n1", ended.id());

@@ -1,4 +1,4 @@
-//! One daemon a host: where it listens, who reaches it, and that nothing is left of a node that was lost.
+//! A daemon on each host: where it listens, who reaches it, and that nothing is left of a node that was lost.
 //!
 //! Does not own: what the cluster makes of a loss.
 
@@ -88,8 +88,8 @@ fn each_host_has_a_daemon_of_its_own_and_a_lost_one_leaves_nothing() {
     kept.wait().unwrap();
 }
 
-/// Goal: a node that a coordinator refuses does not serve a mount in which each name would be EIO: it says why and ends. One whose
-/// coordinator is away waits for it, says so, and ends in order when told to.
+/// Goal: a node that a coordinator refuses serves no mount, because each name in it would be EIO. The node reports why and ends.
+/// If the coordinator is away, a node waits for it, reports so, and ends in order when told to.
 #[test]
 fn a_node_that_no_coordinator_lets_in_mounts_nothing_and_says_why() {
     if !machine::can_mount() {

@@ -1,6 +1,6 @@
 //! Several nodes of one cluster, and a job with a rank on each of them.
 //!
-//! Owns: starting them, with the first as the coordinator or with the lease in an etcd that says who that is; taking Tier-3 away.
+//! Owns: starting them, with the first as the coordinator or with a lease in an etcd that names the coordinator; taking Tier-3 away.
 //! Does not own: the network (the harness), the job (`job`).
 
 use std::collections::BTreeSet;
@@ -24,10 +24,10 @@ use crate::links::{Changes, Relay};
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const MIB: usize = 1 << 20;
 
-/// Of each node, on an address of its own: who was told of it finds it again when it is back.
+/// Port of each node, on an address of its own: other nodes find it there again when it is back.
 const PORT: u16 = 7070;
 
-/// What a node says once it has the coordinator's seat.
+/// Log line of a node that has taken the coordinator role.
 pub(crate) const SEAT_TAKEN: &str = "the seat is taken";
 
 /// Nodes of one cluster on hosts of their own, and one more host.
@@ -141,7 +141,7 @@ impl Cluster {
         self.nodes[node].daemon().mount()
     }
 
-    /// What `node`, the coordinator, says of a checkpoint, once it is in one of these states.
+    /// Waits until a checkpoint is in one of these states, and returns how `node`, the coordinator, lists it.
     pub(crate) fn wait_for(&self, node: usize, path: &str, states: &[&str]) -> Value {
         let coordinator = self.nodes[node].daemon();
         let there = |found: &Value| states.iter().any(|state| found["state"] == *state);
@@ -150,7 +150,7 @@ impl Cluster {
         })
     }
 
-    /// Which of these nodes is the coordinator now, once one is.
+    /// Waits until one of these nodes is the coordinator, and returns it.
     pub(crate) fn wait_for_seat(&self, nodes: &[usize]) -> usize {
         let seated = |node: &&usize| self.nodes[**node].daemon().log().contains(SEAT_TAKEN);
         process::until(LIMIT, || nodes.iter().find(seated).copied())

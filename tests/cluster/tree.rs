@@ -1,4 +1,4 @@
-//! One tree over three nodes: names and bytes made on one are seen on the others, and outlive the node that made them.
+//! A tree over three nodes: names and bytes made on one are seen on the others, and outlive the node that made them.
 //!
 //! Does not own: the network (`net`), the job (`job`).
 
@@ -120,7 +120,7 @@ fn of_two_that_write_one_after_the_other_the_later_bytes_stay_under_all_names() 
             fs::write(mounts[then].join(&path), noise(3, 2000)).unwrap();
         }
     }
-    // What was closed first is sealed and told of by then.
+    // By then the files that were closed first are sealed and published.
     std::thread::sleep(Duration::from_secs(2));
     let all: Vec<_> = pairs.into_iter().flat_map(|pair| (0..FILES).map(move |file| (pair, file))).collect();
     for (node, mount) in mounts.iter().enumerate() {
@@ -202,8 +202,8 @@ fn a_directory_that_was_removed_is_gone_for_who_has_it_alone() {
     }
 }
 
-/// Goal: what a person brings back is there on every node, also on the one that removed it and has the directory alone. That node has it
-/// alone again afterwards, and asks nobody.
+/// Goal: a file that a person brings back is there on every node, also on the node that removed it and has the directory alone. Afterwards
+/// that node has the directory alone again, and asks no other node.
 #[test]
 fn what_is_brought_back_is_there_for_who_has_its_directory_alone() {
     /// The metrics of calls are brought up to date five times a second.
@@ -229,7 +229,7 @@ fn what_is_brought_back_is_there_for_who_has_its_directory_alone() {
         assert!(read.is_some_and(|read| read == noise(1, MIB)), "at {}", run.display());
         assert_eq!(names(run), BTreeSet::from(["step_1.pt", "step_2.pt"].map(str::to_owned)));
     }
-    // It gave the directory back, or it would not have seen the name.
+    // The node gave the directory back, or it would not have seen the name.
     let holder = cluster.nodes[2].daemon();
     let asked = || holder.metric("tidemark_coordinator_calls_total", &["call=\"look\""]);
     let mut round = 0;
@@ -331,7 +331,7 @@ fn a_job_goes_on_from_peers_when_a_node_is_lost_and_tier3_is_away() {
     cluster.assert_tier3_is_away();
 }
 
-/// Goal: memory is bounded. What was removed, by its own node or by another, is given up there and where its copies are.
+/// Goal: memory is bounded. If a file was removed, by its own node or by another, that node and the partners free its memory.
 #[test]
 fn memory_of_what_was_removed_comes_back_on_every_node() {
     let Some(cluster) = Cluster::start() else { return };

@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 /// Objects by key, the store's prefix left out.
 pub type Objects = BTreeMap<String, Bytes>;
 
-/// What a marker that stands makes readable: paths below the mount, with their bytes.
+/// Files that a standing marker makes readable: paths below the mount, with their bytes.
 pub type Files = BTreeMap<String, Bytes>;
 
-/// What the markers of a bucket say.
+/// The content of a bucket's markers.
 #[derive(Debug, Default)]
 pub struct Found {
     /// The files of every version that is committed and not retired, by the version's key.
@@ -83,7 +83,7 @@ fn files_of(objects: &Objects, marker_key: &str, marker: &Value) -> Result<Files
     listed.iter().map(|entry| file_of(objects, key, entry)).collect()
 }
 
-/// One entry of a manifest or a sidecar: its bytes, every checksum looked at.
+/// Reads the file of an entry of a manifest or a sidecar: its path and bytes, with every checksum verified.
 fn file_of(objects: &Objects, from: &str, entry: &Value) -> Result<(String, Bytes), String> {
     let (path, key) = (text(from, &entry["path"])?, text(from, &entry["key"])?);
     let bytes = objects.get(key).ok_or_else(|| format!("{from} names {key}, which is not there"))?;

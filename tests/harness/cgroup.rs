@@ -1,6 +1,6 @@
 //! A memory cgroup of either version for one test: made, used and removed by it.
 //!
-//! It owns the group's directory and what the two versions call their files. It does not own what a limit is to prove.
+//! Owns: the group's directory and the file names of the two versions. Does not own: what a limit is to prove.
 
 use std::fs;
 use std::io;
@@ -35,7 +35,7 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// Its directory; a pid written into `cgroup.procs` there joins it.
+    /// Returns the group's directory; a pid written into `cgroup.procs` there joins the group.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -29,7 +29,7 @@ const PAGE_KEYS: usize = 3;
 const BUCKET: &str = "bucket";
 const MODIFIED: &str = "Tue, 14 Nov 2023 22:13:20 GMT";
 
-/// Whose words it speaks.
+/// The service whose protocol the server speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cloud {
     Google,
@@ -118,7 +118,7 @@ async fn accept(listener: TcpListener, cloud: Cloud, held: Arc<Mutex<Held>>) {
     }
 }
 
-/// What was asked, taken apart.
+/// A parsed request.
 struct Asked {
     method: Method,
     key: String,
@@ -301,7 +301,7 @@ fn read_or_delete(held: &mut Held, asked: &Asked, absent: &str) -> Response<Body
     }
 }
 
-/// One page: keys and folded prefixes in order, and where the next one begins.
+/// Lists a page: keys and folded prefixes in order, and where the next page begins.
 fn list(held: &Held, asked: &Asked, cloud: Cloud) -> Response<Body> {
     let prefix = asked.word("prefix").unwrap_or("");
     let after = asked.word("continuation-token").or_else(|| asked.word("marker")).unwrap_or("");

@@ -1,7 +1,7 @@
 //! A real `ckptd` for a test: its own mountpoint, state directory, ports and log, cleaned up whatever happens.
 //!
-//! It owns the processes, the directories and the mount it made. It does not own Tier-3: a test may start a
-//! second daemon, or the same one again with empty memory, on the same URL.
+//! Owns: the processes, the directories and the mount it made. Does not own: Tier-3. A test may start a second daemon, or the same one
+//! again with empty memory, on the same URL.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -27,7 +27,7 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 /// Enough of a log to see why a test failed, not so much that it hides the test's own message.
 const LOG_LINES_SHOWN: usize = 120;
 
-/// What a test may choose about its daemon. The rest is always its own: directories, ports, log.
+/// Options of a daemon that a test may choose. The rest is always the daemon's own: directories, ports, log.
 #[derive(Clone, Debug)]
 pub struct DaemonOptions {
     /// `--tier1`; always given, so that the budgets of a suite sum to something known.
@@ -44,7 +44,7 @@ pub struct DaemonOptions {
     pub mountpoint: Option<PathBuf>,
     /// Where it runs and listens: a host of a network of the test's. By default this machine, on 127.0.0.1.
     pub host: Option<Host>,
-    /// Of `--listen`; by default a free one, another with each start.
+    /// Port of `--listen`; by default a free one, another with each start.
     pub port: u16,
 }
 
@@ -120,7 +120,7 @@ impl Daemon {
         command.stdin(Stdio::null()).stdout(file()).stderr(file());
         let child =
             daemon.there(|| command.spawn()).unwrap_or_else(|error| panic!("cannot start ckptd: {error}"));
-        // What it has lies in the folder of the daemon, which goes with the answer.
+        // The child's files lie in the folder of the daemon, which the closure keeps.
         (child, move || daemon.log())
     }
 
@@ -429,7 +429,7 @@ impl Daemon {
     /// Detaches what the daemon left mounted; only ever its own mountpoint.
     fn clean_mount(&self) {
         let mountpoint = self.mountpoint();
-        // What is mounted has the path that a link leads to.
+        // A mount is listed under the path that a link leads to.
         let mountpoint = fs::read_link(&mountpoint).unwrap_or(mountpoint);
         // A dead mount can lie below a live one after two starts, hence the loop; bounded, in case it never goes.
         for _ in 0..4 {
@@ -488,7 +488,7 @@ pub fn is_mounted(path: &Path) -> bool {
     mounts.split(|byte| *byte == b'\n').any(|line| line.split(|byte| *byte == b' ').nth(4) == Some(wanted))
 }
 
-/// What a command printed and how it ended, for a message.
+/// Formats a command's output and exit status for a message.
 pub fn shown(output: &Output) -> String {
     format!(
         "{}\nstdout:\n{}\nstderr:\n{}",

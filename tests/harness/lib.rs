@@ -1,6 +1,7 @@
-//! What the suites share: real daemons, the Python environment, and what this machine can do.
+//! Shared by the suites: real daemons, the Python environment, and what this machine can do.
 //!
-//! It owns processes and temporary directories of tests. It does not own what is right: each suite says that.
+//! Owns: processes and temporary directories of tests. Does not own: the expectations, which each suite
+//! states.
 
 pub mod audit;
 pub mod campaign;

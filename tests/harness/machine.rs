@@ -1,8 +1,8 @@
-//! What this machine can do for a test, and what happens when it cannot.
+//! Abilities of this machine that a test needs, and what happens if one is missing.
 //!
-//! A plain `cargo test --workspace` passes on a machine with only a toolchain: a test that needs more says so
-//! and returns. `cargo xtask test` has decided beforehand which suites run here and sets `TIDEMARK_REQUIRED`;
-//! then a test that leaves itself out fails, so that nothing is skipped unseen.
+//! A plain `cargo test --workspace` passes on a machine with only a toolchain: a test that needs more prints so and
+//! returns. `cargo xtask test` decides beforehand which suites run here and sets `TIDEMARK_REQUIRED`. A test that then
+//! leaves itself out fails, so that nothing is skipped unseen.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};

@@ -49,7 +49,7 @@ impl Moto {
         let running = process::until(START_LIMIT, || {
             let ended = child.try_wait().expect("looking at moto").is_some();
             let said = std::fs::read_to_string(&log).expect("its log is readable");
-            // It chose the port itself, so that none is taken in between.
+            // moto chose the port itself, so that no other process takes it in between.
             let address = said.lines().find_map(|line| line.split_once("Running on http://"));
             match address.map(|(_, address)| address.trim().to_owned()) {
                 Some(address) => Some(Some(address)),
@@ -64,7 +64,7 @@ impl Moto {
         Some(moto)
     }
 
-    /// One request without a body, and its whole answer.
+    /// Sends a request without a body and returns its whole answer.
     fn ask(&self, method: &str, path: &str) -> io::Result<String> {
         let mut connection = TcpStream::connect(&self.address)?;
         write!(

@@ -1,6 +1,6 @@
 //! Child processes with a time limit, so that a hanging daemon or script fails its test instead of the whole run.
 //!
-//! It owns waiting, killing by pid and collecting output. It does not own what a child's output means.
+//! Owns: waiting, killing by pid and collecting output. Does not own: the meaning of a child's output.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -96,8 +96,8 @@ pub fn state(pid: u32) -> Option<char> {
     stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next())
 }
 
-/// Whether anything of a process runs. One that ended and was not waited for does not; one whose first thread has ended
-/// while others are still on their way out does, and has its files open.
+/// Whether any thread of a process runs. A process that ended and was not waited for does not run. If the first thread
+/// has ended while others are still ending, the process runs and has its files open.
 pub fn is_alive(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     threads > 1 || !matches!(state(pid), None | Some('Z' | 'X'))

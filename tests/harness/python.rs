@@ -1,7 +1,7 @@
 //! The Python environment of the frameworks suite: where it is, and how a script runs on one rank or several.
 //!
-//! It owns the environment variables that a launcher would set. It does not own the environment's making
-//! (`cargo xtask test` does), nor what the scripts print.
+//! Owns: the environment variables that a launcher would set. Does not own: the making of the environment (`cargo xtask test`), the output
+//! of the scripts.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -60,7 +60,7 @@ pub struct Ranks {
 #[derive(Debug)]
 enum Rank {
     Started(Child),
-    /// Its server stays while it is waited for.
+    /// A rank forked by a server, which stays while the rank is waited for.
     Forked(Forked, #[expect(dead_code, reason = "it tells how the process ended")] Arc<Mutex<ForkServer>>),
 }
 
@@ -86,7 +86,7 @@ impl Rank {
     }
 }
 
-/// What one script said about tensors: their names and hashes.
+/// A script's output about tensors: their names and hashes.
 pub type Hashes = BTreeMap<String, Value>;
 
 impl Python {
@@ -161,7 +161,7 @@ impl Python {
 
     /// Starts a script on `world` ranks of this machine, with the environment that `torchrun` gives.
     ///
-    /// One rank gets none of it: that is a job of one process, as a person starts it.
+    /// A single rank gets none of that environment, like a job of one process that a person starts.
     pub fn start(&self, world: usize, script: &Path, arguments: &[&str]) -> Ranks {
         let shown = format!("{} {arguments:?} on {world} rank(s)", script.display());
         let mut ranks = Ranks::none(shown);
@@ -190,7 +190,7 @@ impl Python {
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
             let mut command = self.command(script, &arguments, hosts.len());
             meeting.tell(&mut command, ranks.children.len(), hosts.len());
-            // One rank a host, so each is the first of its own.
+            // Each host has a single rank, which is thus its first.
             command.env("LOCAL_RANK", "0");
             ranks.spawn(command, |command| host.spawn(command));
         }
@@ -211,7 +211,7 @@ impl Python {
             .env("HF_HUB_OFFLINE", "1")
             // Nothing here is compiled, and loading torch's compiler takes every process a second.
             .env("TORCHDYNAMO_DISABLE", "1")
-            // What a framework imports is compiled once for all tests, and nothing is left beside the sources.
+            // Python compiles a framework's imports once for all tests, and leaves nothing beside the sources.
             .env_remove("PYTHONDONTWRITEBYTECODE")
             .env("PYTHONPYCACHEPREFIX", machine::target_dir().join("tools/pycache"))
             .env("OMP_NUM_THREADS", if world > 1 { "1" } else { "2" });
@@ -237,7 +237,7 @@ impl Meeting {
         Self { address, port: bound.expect("a free port").port(), interface }
     }
 
-    /// What `torchrun` tells a rank.
+    /// Sets the environment that `torchrun` gives a rank.
     fn tell(&self, command: &mut Command, rank: usize, world: usize) {
         command
             .env("RANK", rank.to_string())
@@ -256,7 +256,7 @@ impl Ranks {
         Self { children: vec![], outputs: tempfile::tempdir().expect("a temporary directory"), shown }
     }
 
-    /// One more rank, which `start` starts.
+    /// Adds a rank, which `start` starts.
     fn spawn(&mut self, mut command: Command, start: impl FnOnce(&mut Command) -> io::Result<Child>) {
         let rank = self.children.len();
         let stdout = File::create(self.file(rank, "out")).expect("a file for stdout");
@@ -395,7 +395,7 @@ impl Ranks {
         }
     }
 
-    /// What a rank has printed so far.
+    /// Returns the output of a rank so far.
     pub fn printed(&self, rank: usize) -> String {
         fs::read_to_string(self.file(rank, "out")).expect("the rank's stdout is readable")
     }

@@ -1,7 +1,7 @@
 //! Tier-3 as an auditor sees it from outside: a directory, read with plain tools and nothing of the engine.
 //!
-//! It owns finding markers and attempts below a `file://` Tier-3. It does not own, and must not use, the engine's
-//! idea of what is committed: it is what the engine is compared with.
+//! Owns: finding markers and attempts below a `file://` Tier-3. Does not own: the engine's idea of what is
+//! committed, which is not used here, because the engine is compared with this module.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ impl Marker {
 
 /// Every `_COMMITTED` of the checkpoint at `path` (relative to the mount), retired versions left out.
 pub fn markers(tier3: &Path, path: &str) -> Vec<Marker> {
-    // What lies in the mount's root belongs to the run `_`.
+    // A checkpoint in the mount's root belongs to the run `_`.
     let below = if path.contains('/') { tier3.join(path) } else { tier3.join("_").join(path) };
     files_below(&below)
         .into_iter()

@@ -1,6 +1,6 @@
-//! Links that change places without a pause while everything else goes on: a tree document must be of one moment.
+//! Links that change places without a pause while everything else goes on: a tree document must show one moment.
 //!
-//! It owns their names and what each holds. What is done beside them, and the restarts, are the life's.
+//! Owns: the links' names and their content. Does not own: what happens beside them, and the restarts (`main`).
 
 use std::fs;
 use std::io;

@@ -1,7 +1,7 @@
-//! Two ends of a memory that random operations hardly come to: a file was renamed the moment before, and a save that is never proven
-//! whole was in Tier-3.
+//! Two situations at the end of a memory that random operations hardly reach: a file was renamed the moment before, and a save that is
+//! never proven whole was in Tier-3.
 //!
-//! It owns what is done for them and what must be there afterwards. When they come is the life's (`main`).
+//! Owns: what is done for them and what must be there afterwards. Does not own: when they happen (`main`).
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
 //! Is the tree after a restart the tree before? Random operations on a real mount, its daemon killed at random moments, then
 //! everything made durable, the memory emptied, and each name compared with a model outside the product.
 //!
-//! It owns the lives of daemons and their kills, and the counts it prints. It does not own the operations and what is looked at
-//! (`operation`), what they mean (`model`), the links that change places meanwhile (`crowd`), and two ends of a memory (`ends`).
+//! Owns: the lives of daemons and their kills, and the counts it prints. Does not own: the operations and the comparison
+//! (`operation`), their meaning (`model`), the links that change places meanwhile (`crowd`), two situations at the end of a
+//! memory (`ends`).
 //!
 //! `TIDEMARK_RESTART_SEED=7` runs the lives of one seed; `TIDEMARK_LONG` runs more of them.
 
@@ -47,14 +48,14 @@ const LOOK_EVERY: Duration = Duration::from_micros(200);
 /// Quick to settle, so that bytes leave while operations go on.
 const CONFIG: &str = "[save]\nsettle_s = 0.05\n[tier3]\npaced = false\n";
 
-/// What was done, over all lives.
+/// Counts over all lives.
 #[derive(Debug, Default)]
 struct Counts {
     lives: AtomicU64,
     sequences: AtomicU64,
     operations: AtomicU64,
     kills: AtomicU64,
-    /// Of those, how many came while operations were under way.
+    /// Kills that came while operations were under way; a part of `kills`.
     kills_amid: AtomicU64,
     /// Saves that were never proven whole when the memory ended.
     settled: AtomicU64,
@@ -123,7 +124,7 @@ struct Lane<'a> {
 impl Lane<'_> {
     fn live(&mut self, life: u64) -> Result<(), String> {
         let (mut daemon, lived) = self.daemon.take().unwrap_or_else(|| (Daemon::start(options()), 0));
-        // What a life does must not depend on the lane that it came to.
+        // A life must not depend on the lane that runs it.
         let mut dice = Dice::new(Dice::new(self.seed).roll() ^ Dice::new(life).roll());
         let result = Life { daemon: &mut daemon, number: life, counts: self.counts }.run(&mut dice);
         result.map_err(|why| format!("life {life}: {why}\n{}", daemon.log_tail()))?;
@@ -137,7 +138,7 @@ fn options() -> DaemonOptions {
     DaemonOptions { tier1: "256MiB".into(), config: Some(CONFIG.into()), ..DaemonOptions::default() }
 }
 
-/// One life of a daemon's memory.
+/// A life of a daemon's memory.
 struct Life<'a> {
     daemon: &'a mut Daemon,
     number: u64,
@@ -166,7 +167,7 @@ impl Life<'_> {
         self.flush(&mut sequences)?;
         let before = self.compare(&sequences, None, "before the restart")?;
         for restart in 0..if dice.one_in(4) { 2 } else { 1 } {
-            // What `flush --wait` says is durable needs no end in order.
+            // `flush --wait` promises durability, so a daemon killed after it must lose nothing.
             if restart == 0 && dice.one_in(3) {
                 self.daemon.kill9();
             } else {
@@ -301,7 +302,7 @@ impl Life<'_> {
         if wrong.is_empty() { Ok(all) } else { Err(wrong.join("\n")) }
     }
 
-    /// What lies in the root and is of no sequence.
+    /// Returns the entries of the root that belong to no sequence.
     fn strangers(&self, sequences: &[Sequence]) -> Result<impl Iterator<Item = PathBuf>, String> {
         let mut there = Vec::new();
         let listed = fs::read_dir(self.daemon.mount()).map_err(|error| format!("the root: {error}"))?;

@@ -1,7 +1,7 @@
 //! A tree of files in plain Rust: what each operation does to it, and whether it fails.
 //!
-//! It owns what POSIX says of a tree with one writer, and nothing else: no product code, no system call. What the kernel's clock
-//! wrote it does not know; only times that an operation named.
+//! Owns: what POSIX says of a tree with one writer. Does not own: anything else; there is no product code and no system call.
+//! The model knows only times that an operation named, not those that the kernel's clock wrote.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ pub(crate) type Time = (i64, u32);
 
 const ROOT: Id = 0;
 
-/// What a node is.
+/// Kind of a node, with its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     File(Vec<u8>),

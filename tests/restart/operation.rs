@@ -1,6 +1,6 @@
-//! Operations on a tree: thrown with dice, done to the model and to the mount.
+//! Operations on a tree: thrown with dice, applied to the model and to the mount.
 //!
-//! It owns which operations there are and how likely each is. What they do is the model's and the kernel's.
+//! Owns: the set of operations and how likely each is. Does not own: their effects (`model`, the kernel).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -24,14 +24,15 @@ const NAMES: [&str; 10] =
 const XATTRS: [&str; 3] = ["user.a", "user.b", "user.long.name"];
 /// Directories inside each other.
 const DEPTH_MOST: usize = 3;
-/// Of so many operations one puts a checkpoint's bytes aside and saves others under its name, and one brings such bytes back.
+/// Chance, as one in this many operations, to put a checkpoint's bytes aside and save others under its name, and likewise to bring
+/// them back.
 const ASIDE_ONE_IN: u64 = 25;
 /// A time before that is none that a write gave just now.
 const CLOCK_WITHIN: Duration = Duration::from_secs(1);
 /// Files that one sequence has open for writing at once.
 const HELD_MOST: usize = 2;
 
-/// One operation.
+/// An operation on a tree.
 #[derive(Clone, Debug)]
 pub(crate) enum Operation {
     /// open, write, close: `truncate` or at an offset, none being the end.
@@ -117,7 +118,7 @@ pub(crate) enum Operation {
     },
 }
 
-/// One tree: a directory of the mount, its model, and what is open in it.
+/// A tree: a directory of the mount, its model, and its open files.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) root: PathBuf,
@@ -272,7 +273,7 @@ impl Sequence {
         }
     }
 
-    /// What the model says; the file that it opened to be held.
+    /// Applies an operation to the model. Returns its result and the file that it opened to be held.
     fn expect(&mut self, operation: &Operation) -> Result<Option<Id>, Refused> {
         let model = &mut self.model;
         match operation {
@@ -403,7 +404,7 @@ fn some_bytes(dice: &mut Dice) -> Vec<u8> {
     dice.bytes(size_bytes)
 }
 
-/// What a mount keeps on files too: no suid, no sgid.
+/// Returns permission bits that a mount keeps on files too: no suid, no sgid.
 fn permissions(dice: &mut Dice) -> u32 {
     u32::try_from(dice.within(0..0o1000)).expect("nine bits")
 }
@@ -417,7 +418,7 @@ fn id(dice: &mut Dice) -> u32 {
     u32::try_from(dice.within(0..5000)).expect("it fits")
 }
 
-/// What stat(2), read(2), readlink(2) and listxattr(2) show of one name.
+/// The attributes of a name, as stat(2), read(2), readlink(2) and listxattr(2) show them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
@@ -435,7 +436,7 @@ pub(crate) struct Entry {
 pub(crate) type Entries = BTreeMap<String, Entry>;
 
 impl Sequence {
-    /// What must be there, as far as the model knows: a directory's entries count by their own rows.
+    /// Returns the entries that the model expects. A directory's content is compared by its entries' own rows.
     pub(crate) fn expected(&self) -> Entries {
         let counts = self.model.link_counts();
         let mut first: BTreeMap<Id, String> = BTreeMap::new();
@@ -461,7 +462,7 @@ impl Sequence {
         self.model.paths().into_iter().map(row).collect()
     }
 
-    /// What is there.
+    /// Reads the entries that the mount shows.
     pub(crate) fn seen(&self) -> io::Result<Entries> {
         let mut paths = vec![String::new()];
         let mut at = 0;
@@ -530,7 +531,7 @@ fn look(whole: &Path, path: &str, first: &mut BTreeMap<u64, String>) -> io::Resu
     })
 }
 
-/// What is not as it must be, a line each. Where no time is expected, any will do.
+/// Returns the differences, a line each. Where no time is expected, any time is accepted.
 pub(crate) fn differences(expected: &Entries, seen: &Entries) -> Vec<String> {
     let mut lines = Vec::new();
     for (path, entry) in expected {

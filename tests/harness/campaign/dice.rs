@@ -1,6 +1,6 @@
 //! Random numbers that follow from a seed, so that a campaign can be run again.
 //!
-//! It owns the generator (splitmix64). What is decided with it belongs to who throws.
+//! Owns: the generator (splitmix64). Does not own: the decisions made with it.
 
 use std::ops::Range;
 

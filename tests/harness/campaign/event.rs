@@ -1,12 +1,12 @@
-//! What a trainer tells the auditor, one JSON object a line: what it is about to change, and what it was told is done.
+//! Events from a trainer to the auditor, one JSON object a line: names it is about to change, and answers it received.
 //!
-//! It owns the words. A promise is made only by `is` and `moved`, which are written after the system call returned; a
-//! trainer says `will` before the first call that may change a name, so that at its death the auditor knows which
-//! names may be in between.
+//! Owns: the words. Only `is` and `moved` are promises; a trainer writes them after the system call returned. A
+//! trainer writes `will` before the first call that may change a name. If the trainer dies, the auditor thus knows
+//! which names may be in between.
 
 use serde::{Deserialize, Serialize};
 
-/// What is at a name.
+/// The content of a name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Holds {
@@ -38,7 +38,7 @@ pub enum By {
     Fsync,
     Rename,
     Unlink,
-    /// Nobody promised it; the auditor found it when its writer was gone. It must stay as it is.
+    /// A state that no event promised: the auditor found it when its writer was gone. The name must stay the same.
     Found,
 }
 

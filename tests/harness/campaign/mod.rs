@@ -1,7 +1,7 @@
-//! What the trainers of the crash campaign and its auditor share: the words they exchange, and the page on which a
-//! trainer shows what it is inside of.
+//! Shared by the trainers of the crash campaign and its auditor: the events, and the page on which a trainer shows its
+//! current call.
 //!
-//! It owns the exchange. It does not own what trainers do (`bin/trainer`) or what is expected of the daemon (the suite
+//! Owns: the exchange. Does not own: the trainers' work (`bin/trainer`), the demands on the daemon (the suite
 //! `campaign`).
 
 pub mod dice;

@@ -1,7 +1,7 @@
-//! One page of shared memory for each trainer: what it is inside of since when, and what it is asked to do.
+//! A page of shared memory for each trainer: its current call and since when, and the auditor's request.
 //!
-//! It owns the layout of the page, its mapping (the one place with unsafe code) and the two clocks read around each
-//! call. It does not own the calls. A page is a file, so it outlives the trainer that wrote it.
+//! Owns: the layout of the page, its mapping (the one place with unsafe code) and the two clocks read around each
+//! call. Does not own: the calls. A page is a file, so it outlives the trainer that wrote it.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -15,9 +15,9 @@ use serde::Serialize;
 use super::now_ns;
 
 const PAGE_BYTES: u64 = 4096;
-/// What the auditor asks for: 0 to go on, `END` to end, otherwise the number of the pause.
+/// The auditor's request: 0 to go on, `END` to end, otherwise the number of the pause.
 const WORD_ASKED: usize = 0;
-/// What the trainer is inside of: since when in nanoseconds, and which act in the lowest bits. One word, so that no
+/// The trainer's current call: since when in nanoseconds, and which act in the lowest bits. A single word, so that no
 /// reader sees half of it.
 const WORD_DOING: usize = 1;
 /// Two words for each act: how often it returned, and the longest time it took.
@@ -26,7 +26,7 @@ const WORD_FIGURES: usize = 16;
 const ACT_BITS: u32 = 4;
 const END: u64 = u64::MAX;
 
-/// What a trainer can be inside of.
+/// Calls that a trainer can be in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
@@ -63,7 +63,7 @@ impl Act {
     ];
 }
 
-/// What a trainer was inside of when its page was read.
+/// A trainer's current call when its page was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doing {
     pub act: Act,
@@ -77,7 +77,7 @@ pub struct ActFigures {
     pub longest: Duration,
 }
 
-/// What the auditor asks a trainer for.
+/// The auditor's request to a trainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     GoOn,

@@ -1,4 +1,4 @@
-//! What a guarded etcd asks of its clients: TLS, a client certificate, a user with a password.
+//! Demands of a guarded etcd on its clients: TLS, a client certificate, a user with a password.
 //!
 //! Owns: an authority with the certificates of server and clients, the user. Does not own: the process (`mod`).
 

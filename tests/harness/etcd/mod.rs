@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use crate::net::Host;
 use crate::{machine, process};
 
-/// It elects itself and syncs its disk first.
+/// Limit of a start: etcd first elects itself and syncs its disk.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Another process may take a port between our looking and its listening.
 const START_ATTEMPTS: u32 = 5;
@@ -33,7 +33,7 @@ pub struct Etcd {
     folder: TempDir,
     /// In whose network it is; none: this process's.
     host: Option<Host>,
-    /// Of an etcd that asks for TLS and users: where it asks for neither.
+    /// Port of a guarded etcd at which it asks for neither TLS nor a user.
     admin_port: Option<u16>,
 }
 
@@ -48,7 +48,7 @@ impl Etcd {
         Self::start_in(Some(host.clone()), false)
     }
 
-    /// One that asks for TLS, client certificates and [`guard::USER`], who may use keys below `prefix`.
+    /// Starts an etcd that asks for TLS, client certificates and [`guard::USER`], who may use keys below `prefix`.
     pub fn start_guarded_on(host: &Host, prefix: &str) -> Option<Self> {
         let etcd = Self::start_in(Some(host.clone()), true)?;
         let ((root, root_password), user) = (guard::ROOT, guard::USER);
@@ -89,7 +89,7 @@ impl Etcd {
         answer
     }
 
-    /// What a client has as `[etcd]` in its configuration, but for its place and its user.
+    /// Returns a client's `[etcd]` configuration, without the endpoint and the user.
     pub fn client_files(&self) -> String {
         let keys = guard::keys(self.folder.path()).map(|(key, path)| format!("{key} = {path:?}\n"));
         keys.concat()
@@ -170,7 +170,7 @@ impl Etcd {
         assert!(answer.contains(r#""deleted":"1""#), "{answer}");
     }
 
-    /// One request, and its whole answer. `more` is added to the head.
+    /// Sends a request and returns its whole answer. `more` is added to the head.
     fn ask(&self, what: &str, more: &str, body: &str) -> io::Result<String> {
         let at = self.admin_port.map_or_else(|| self.endpoint(), |port| format!("127.0.0.1:{port}"));
         let mut connection = match &self.host {

@@ -1,11 +1,11 @@
-//! What goes wrong between hosts: packets that are dropped, links that are narrow or dead.
+//! Faults between hosts: packets that are dropped, links that are narrow or dead.
 //!
-//! Owns: each fault from its beginning to its end, and its proof: a test that claims to have cut a link asks how many
+//! Owns: each fault from its beginning to its end, and its proof: a test that claims to have cut a link checks how many
 //! packets were dropped there. Does not own: when a fault begins.
 //!
-//! A fault ends when its value is dropped, so that none outlives the part of a test that is about it. Drops are made in the
-//! bridge, where a table of nft's of its own belongs to each fault; delays have no place here, because the kernels that
-//! the suites run on have no netem.
+//! A fault ends when its value is dropped, so that none outlives the part of a test that needs it. Packets are dropped in
+//! the bridge, where each fault has an nft table of its own. Delays are missing, because the kernels that the suites run on
+//! have no netem.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use super::{Bridge, Host, INTERFACE};
 
-/// What a narrow link lets through at once before it makes bytes wait: 20 ms of its rate, and never less than one
-/// packet of the size that the kernel builds before it cuts it for the wire.
+/// Burst of a narrow link: 20 ms of its rate, and never less than one packet of the size that the kernel builds before it
+/// cuts it for the wire.
 const BURST_MS: u64 = 20;
 const BURST_BYTES_MIN: u64 = 64 << 10;
 /// How long a packet waits at a narrow link before it is dropped: what the buffers of a switch hold, in time.
@@ -65,9 +65,9 @@ impl Host {
         ])
     }
 
-    /// Of the packets to and from this host so many hundredths are dropped, each by chance.
+    /// Drops this percentage of the packets to and from this host, each by chance.
     ///
-    /// A packet of TCP is up to 64 KiB here: the kernel cuts it for the wire after the place where it is dropped.
+    /// A packet of TCP is up to 64 KiB here, because it is dropped before the kernel cuts it for the wire.
     pub fn loss(&self, percent: f64) -> Fault {
         assert!((0.01..=100.0).contains(&percent), "{percent} % is no loss");
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
@@ -129,8 +129,8 @@ impl Host {
     }
 }
 
-/// Drops what one host sends to another. What is counted is addressed to it; the rest is questions about addresses, to
-/// which it must not answer either, and what a bridge sends everywhere while it learns.
+/// Drops all packets from one host to another, and counts those addressed to it. The other packets are address queries,
+/// which it must not answer either, and packets that a bridge sends everywhere while it learns.
 fn from_to(from: &Host, to: &Host) -> String {
     let ports = format!("iifname {} oifname {}", from.0.port, to.0.port);
     let addresses = format!("ip saddr {} ip daddr {}", from.address(), to.address());

@@ -1,4 +1,4 @@
-//! Hosts in network namespaces, joined by a bridge: what the cluster suite has in the place of several machines.
+//! Hosts in network namespaces, joined by a bridge: the cluster suite's substitute for several machines.
 //!
 //! ```text
 //!   n1 eth0 ─ p1 ┐
@@ -13,9 +13,9 @@
 //! | `fault` | partitions, loss, narrow and dead links, each with its proof |
 //! | `node` | a host with a real `ckptd` on it |
 //!
-//! It owns the namespaces and everything that runs in them. Only the network is apart: all hosts see the same files,
-//! mounts and processes, so a test looks at a daemon's mount without entering anything. It does not own what a cluster
-//! has to do when a link fails: the suite says that.
+//! Owns: the namespaces and everything that runs in them. Only the network is apart: all hosts see the same files, mounts
+//! and processes, so a test reads a daemon's mount without entering anything. Does not own: how a cluster must react when
+//! a link fails (the suite).
 //!
 //! Nothing here is unsafe: a *thread* enters a namespace, and what it opens or starts stays there.
 
@@ -102,7 +102,7 @@ impl Network {
         Some(network)
     }
 
-    /// One more host: a fresh machine that was not there when the others started.
+    /// Adds a host: a fresh machine that was not there when the others started.
     pub fn add_host(&mut self, name: &str) -> Host {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
         assert!(
@@ -168,12 +168,12 @@ impl Drop for Network {
 }
 
 impl Host {
-    /// Its name in the network, which is not the name of its namespace.
+    /// Returns the host's name in the network, which is not the name of its namespace.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Its address, which only hosts of the same network reach.
+    /// Returns the host's address, which only hosts of the same network reach.
     pub fn address(&self) -> Ipv4Addr {
         self.0.address
     }
@@ -200,10 +200,10 @@ impl Host {
         self.0.namespace.processes()
     }
 
-    /// SIGKILL of everything on this host, at one moment: nothing there sees another die first and acts on it.
+    /// Kills everything on this host with SIGKILL at one moment: no process there sees another die first and acts on it.
     ///
-    /// Its connections are closed by the kernel, which tells the other ends; [`Host::isolate`] first for a host that falls
-    /// silent. Gives the pids that were killed, of which none runs any more.
+    /// The kernel closes the connections and so notifies the other ends. For a host that falls silent, call
+    /// [`Host::isolate`] first. Returns the pids that were killed; none of them still runs.
     ///
     /// # Panics
     /// When something still runs after a while.

@@ -28,7 +28,7 @@ const KILL_LIMIT: Duration = Duration::from_secs(60);
 /// second or third; more is a bug of this code.
 const STOP_ROUNDS: usize = 20;
 
-/// What two descriptors of one namespace have in common: the device and inode of `/proc/PID/ns/net`.
+/// Identity that all descriptors of a namespace share: the device and inode of `/proc/PID/ns/net`.
 type Identity = (u64, u64);
 
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Namespace {
         namespace
     }
 
-    /// One that is there, made by this process or another.
+    /// Opens an existing namespace, made by this process or another.
     pub(super) fn open(name: String) -> io::Result<Self> {
         let file = File::open(path(&name))?;
         let found = file.metadata()?;
@@ -105,7 +105,7 @@ impl Namespace {
         pids.filter(|pid| *pid != std::process::id() && self.has(*pid)).collect()
     }
 
-    /// Whether a process is in it. One whose first thread has ended is where its others are.
+    /// Whether a process is in this namespace. If its first thread has ended, its other threads decide.
     fn has(&self, pid: u32) -> bool {
         let of = |path: PathBuf| fs::metadata(path).ok().map(|found| (found.st_dev(), found.st_ino()));
         let process = PathBuf::from(format!("/proc/{pid}"));
@@ -132,7 +132,7 @@ impl Namespace {
         }
         held.values().for_each(|process| send(process, Signal::KILL));
         let gone = process::until(KILL_LIMIT, || {
-            // One that was forked at the very moment at which its parent was stopped.
+            // A process may have been forked at the very moment at which its parent was stopped.
             let fresh = self.hold(&held);
             fresh.values().for_each(|process| send(process, Signal::KILL));
             held.extend(fresh);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Fault, Host};
 use crate::daemon::{Daemon, DaemonOptions, is_mounted};
 
-/// What was killed has ended already; its parent only has to be told.
+/// Limit of reaping a killed process: it has ended already, and only its parent must still be notified.
 const REAP_LIMIT: Duration = Duration::from_secs(20);
 
 /// A daemon on a host. Dropped: killed, unmounted, its directories removed.

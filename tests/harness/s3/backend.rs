@@ -38,7 +38,7 @@ struct Stored {
     etag: String,
     crc64: u64,
     modified: SystemTime,
-    /// Which of the bucket's objects came later.
+    /// Position in the order in which the bucket's objects came.
     number: u64,
 }
 
@@ -61,7 +61,7 @@ struct Upload {
 #[derive(Debug, Default)]
 struct Index {
     objects: BTreeMap<String, Stored>,
-    /// What was deleted, for listings that do not know it yet; its body is gone.
+    /// Deleted objects, for listings that do not know of the deletion yet; their bodies are gone.
     deleted: BTreeMap<String, Stored>,
     uploads: BTreeMap<String, Upload>,
 }
@@ -78,14 +78,14 @@ impl Deref for Backend {
     }
 }
 
-/// One bucket.
+/// A bucket.
 #[derive(Debug)]
 pub(super) struct Bucket {
     options: S3Options,
     directory: PathBuf,
     counter: AtomicU64,
     index: Mutex<Index>,
-    /// What the writer of each key asked of encryption.
+    /// Encryption that the writer of each key asked for.
     encryption: Mutex<BTreeMap<String, String>>,
 }
 
@@ -195,7 +195,8 @@ impl Bucket {
         })
     }
 
-    /// Gives the body its name. One lock around look and insert: of several creates at once, one wins.
+    /// Gives the body its name. A single lock covers look and insert, so that exactly one of several concurrent
+    /// creates wins.
     fn place(&self, key: String, stored: Stored, condition: Option<&ETagCondition>) -> S3Result<()> {
         let mut index = self.index();
         let conditional = condition.is_some_and(ETagCondition::is_any) && self.options.honours_conditions;

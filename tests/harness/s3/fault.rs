@@ -44,52 +44,52 @@ impl S3Operation {
     }
 }
 
-/// What the client sees.
+/// Effect of a fault as the client sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultEffect {
     /// No effect, and no answer ever.
     TimeoutBefore,
-    /// It happens, and no answer ever comes.
+    /// The request takes effect, and no answer ever comes.
     TimeoutAfter,
-    /// No answer ever comes, and it happens this many milliseconds later, when the client has given it up.
+    /// No answer ever comes. The request takes effect this many milliseconds later, when the client has given it up.
     LateAfterTimeout(u64),
     /// The first block of the request's body is read and the rest never is. No effect, and no answer.
     SlowRequestBody,
     /// The connection is closed when the first block of the request's body has come. No effect.
     CutRequestBody,
-    /// One bit of the request's body flips before the store looks at it.
+    /// A bit of the request's body flips before the store verifies it.
     DamagedOnWrite,
     /// No effect, and 500.
     Status500Before,
-    /// It happens, and the answer is 500.
+    /// The request takes effect, and the answer is 500.
     Status500After,
     /// No effect, and the answer is 200 with an error document, as S3 sends it when it has begun to answer too early.
     OkWithErrorBodyBefore,
-    /// It happens, and the answer is 200 with an error document.
+    /// The request takes effect, and the answer is 200 with an error document.
     OkWithErrorBodyAfter,
-    /// It happens, and the answer is 412, as when a proxy repeats a conditional put.
+    /// The request takes effect, and the answer is 412, as when a proxy repeats a conditional put.
     PreconditionFailedAfterSuccess,
-    /// It happens, and the answer is 404 `NoSuchUpload`, as when a proxy repeats the end of an upload.
+    /// The request takes effect, and the answer is 404 `NoSuchUpload`, as when a proxy repeats the end of an upload.
     NoSuchUploadAfterSuccess,
     /// No effect, and 409.
     Conflict409,
-    /// One bit of the body read is flipped; headers stay.
+    /// A bit of the body read is flipped; headers stay.
     WrongChecksumOnRead,
     /// The first byte of the body comes, the rest never does.
     SlowBody,
-    /// It happens, and the connection is closed without an answer.
+    /// The request takes effect, and the connection is closed without an answer.
     DropConnection,
     /// A listing without the newest so many objects below its prefix.
     ListWithoutNewest(usize),
     /// A listing that still has what was deleted.
     ListWithDeleted,
-    /// It happens once the faults are lifted, and is answered then.
+    /// The request takes effect once the faults are lifted, and is answered then.
     HeldUntilLifted,
     /// No effect, and 200 with a page of others, as a proxy that wants a password answers every request.
     PageOfOthers,
 }
 
-/// One scripted fault.
+/// A scripted fault.
 #[derive(Debug, Clone)]
 pub struct Fault {
     pub operation: S3Operation,

@@ -26,7 +26,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 
-/// What the server is like.
+/// Options of the server.
 #[derive(Clone)]
 pub struct S3Options {
     pub address: SocketAddr,
@@ -120,7 +120,7 @@ impl S3Server {
         format!("s3://{}/{prefix}", self.bucket)
     }
 
-    /// What was asked of encryption when the key, with its prefix, was written: the algorithm and the key's id.
+    /// Returns the encryption asked for when the key, with its prefix, was written: the algorithm and the key's id.
     pub fn encryption_of(&self, key: &str) -> Option<String> {
         self.backend.encryption_of(key)
     }
@@ -135,7 +135,7 @@ impl S3Server {
                 };
                 match std::fs::read(file) {
                     Ok(body) => found.insert(key.to_owned(), Bytes::from(body)),
-                    // It was deleted just now.
+                    // Another request deleted the object meanwhile.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => continue 'again,
                     Err(error) => return Err(error),
                 };
@@ -188,7 +188,7 @@ impl Drop for Served {
     }
 }
 
-/// What a client of the server at `endpoint` finds in its environment.
+/// Returns the environment of a client of the server at `endpoint`.
 pub fn env(endpoint: &str, access_key: &str, secret: &str) -> Vec<(String, String)> {
     [
         ("AWS_ENDPOINT_URL", endpoint),

@@ -1,4 +1,4 @@
-//! What a fault looks like on the wire.
+//! Effects of faults on the wire.
 //!
 //! Owns: every effect on one request and its answer. Does not own: which request a fault meets (`fault`), what the bucket
 //! holds (`backend`).
@@ -18,10 +18,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a proxy sends instead of the store.
+/// Answer of a proxy that stands in for the store.
 const PAGE: &str = "<html>login</html>";
 
-/// How often a request that is held looks whether the faults were lifted.
+/// Interval at which a held request checks whether the faults were lifted.
 const HOLD_LOOK: Duration = Duration::from_millis(5);
 
 pub(super) async fn respond(

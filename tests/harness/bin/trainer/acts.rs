@@ -1,6 +1,6 @@
-//! System calls as a trainer makes them: shown on its page, and their failure told to the auditor.
+//! System calls as a trainer makes them: shown on its page; a failure is reported to the auditor.
 //!
-//! It owns the order of telling: `will` before the first call that changes a name, `is` after the last one returned.
+//! Owns: the order of events: `will` before the first call that changes a name, `is` after the last one returned.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ use crate::calls;
 #[derive(Debug)]
 pub(crate) struct Stop;
 
-/// What a trainer has besides its way of saving.
+/// State of a trainer besides its way of saving.
 pub(crate) struct Trainer {
     pub(crate) page: Page,
     pub(crate) dice: Dice,
@@ -43,7 +43,7 @@ impl Trainer {
         self.mount.join(self.name(name))
     }
 
-    /// One call, shown on the page; a failure is told.
+    /// Makes a call and shows it on the page. Reports a failure to the auditor.
     pub(crate) fn act<T>(
         &self,
         act: Act,
@@ -132,7 +132,7 @@ impl Trainer {
         self.tell(&Event::Moved { from: old, to: new })
     }
 
-    /// What a read or a stat showed is told like a failure when it is not the truth.
+    /// Reports a wrong answer of a read or a stat like a failure.
     pub(crate) fn believe(&self, name: &str, true_: bool, what: impl FnOnce() -> String) -> Result<(), Stop> {
         if true_ { Ok(()) } else { self.act(Act::Stat, name, || Err(io::Error::other(what()))) }
     }

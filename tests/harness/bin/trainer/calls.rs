@@ -1,6 +1,6 @@
 //! System calls that the standard library hides: the answer of close(2), and a shared mapping.
 //!
-//! It owns the unsafe code of the trainer.
+//! Owns: the unsafe code of the trainer.
 
 use std::fs::File;
 use std::io;

@@ -1,9 +1,9 @@
-//! One trainer of the crash campaign: a process that saves without end in one of eight ways, and tells the auditor
+//! A trainer of the crash campaign: a process that saves without end in one of eight ways, and reports to the auditor
 //! what it was promised.
 //!
-//! `tidemark-trainer KIND MOUNT FOLDER PAGE SEED`: works in FOLDER, which is new, below MOUNT; shows what it is inside
-//! of on PAGE; prints events. It owns the ways of saving. It knows nothing of the daemon: a system call that fails is
-//! told, and ends it.
+//! `tidemark-trainer KIND MOUNT FOLDER PAGE SEED` works in FOLDER, which is new, below MOUNT. The trainer shows its
+//! current call on PAGE and prints events. Owns: the ways of saving. Does not own: anything of the daemon. If a system
+//! call fails, the trainer reports it and ends.
 
 mod acts;
 mod calls;

@@ -1,6 +1,6 @@
 //! Saving many small files into a temporary directory, which is then renamed: one step of many parts.
 //!
-//! It owns the order: what a step was promised before its rename holds below the new name after it.
+//! Owns: the order. A promise about a step before its rename holds below the new name after it.
 
 use std::fs::OpenOptions;
 use std::time::Duration;
@@ -12,7 +12,7 @@ const PART_BYTES_MAX: u64 = 16 << 10;
 /// Older steps are removed, part by part, as a rotation does.
 const STEPS_KEPT: u64 = 3;
 
-/// One step: mkdir, parts, rename of the directory, and the removal of the step that is too old.
+/// Saves a step: mkdir, parts, rename of the directory, and the removal of the step that is too old.
 pub(crate) fn small(trainer: &mut Trainer) -> Result<(), Stop> {
     let step = trainer.round;
     trainer.round += 1;

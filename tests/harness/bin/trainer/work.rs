@@ -1,6 +1,6 @@
 //! Ways of saving with one file at a time. Each function is one round: nothing is open before and after it.
 //!
-//! It owns the calls and their order. Sizes are bounded, and names are used again, so that Tier-1 is not outgrown.
+//! Owns: the calls and their order. Sizes are bounded and names are reused, so that the files fit into Tier-1.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Seek, SeekFrom};
@@ -22,7 +22,7 @@ const BULK_BYTES: usize = 24 * MIB + 1;
 const BULK_RING: u64 = 2;
 /// A log longer than this is begun anew.
 const LOG_BYTES_MAX: usize = 2 * MIB;
-/// What O_DIRECT asks for where it asks for anything.
+/// Alignment that O_DIRECT asks for, where it asks for any.
 const SECTOR_BYTES: usize = 4096;
 
 fn create() -> OpenOptions {
@@ -36,7 +36,7 @@ fn think(trainer: &mut Trainer) {
     std::thread::sleep(Duration::from_micros(trainer.dice.within(500..8_000)));
 }
 
-/// The next name of the ring. One time in four the file that was there is removed first.
+/// Returns the next name of the ring. In a quarter of the calls the existing file is removed first.
 fn ring(trainer: &mut Trainer, what: &str) -> Result<String, Stop> {
     let name = format!("{what}-{}.bin", trainer.round % RING);
     let there = trainer.round >= RING;
