@@ -1,11 +1,11 @@
 //! The matrix as data: which requests each scene makes, and what may go wrong with each kind of request.
 //!
-//! Owns: the list of cells, and what each must come to. Does not own: playing them (`scene`, `matrix`).
+//! Owns: the list of cells, and the expected end of each. Does not own: playing them (`scene`, `matrix`).
 
 use std::fmt;
 use tidemark_tests::s3::{FaultEffect, S3Operation};
 
-/// What the engine is doing when the fault meets it.
+/// The engine's work when the fault meets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scene {
     /// Two files, one of them in parts, are prepared and committed.
@@ -14,7 +14,7 @@ pub(super) enum Scene {
     SaveUnchecked,
     /// A loose file and its sidecar.
     Loose,
-    /// One of two committed versions is given up.
+    /// A retirement of one of two committed versions.
     Retire,
     /// A daemon starts: it reads everything, decides what is undecided and sweeps what is dead.
     Restart,
@@ -29,17 +29,17 @@ pub(super) enum Met {
 /// A fault without which the request would not be made.
 pub(super) type Given = (S3Operation, &'static str, Option<u64>, FaultEffect);
 
-/// One request of a scene.
+/// A request of a scene.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
     pub(super) scene: Scene,
     pub(super) operation: S3Operation,
-    /// What its path and query contain.
+    /// Text that the request's path and query contain.
     pub(super) object: &'static str,
     pub(super) given: Option<Given>,
 }
 
-/// One fault in one request.
+/// A fault in one request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cell {
     pub(super) target: Target,
@@ -162,7 +162,7 @@ pub(super) fn all() -> Vec<Cell> {
     cells
 }
 
-/// What may go wrong with a request of this kind.
+/// Returns the possible faults of a request of this kind.
 fn effects(target: &Target, met: Met) -> Vec<FaultEffect> {
     use FaultEffect::{
         Conflict409, CutRequestBody, DamagedOnWrite, DropConnection, LateAfterTimeout, ListWithDeleted,
@@ -215,12 +215,12 @@ const fn timeout_ms(met: Met) -> u64 {
     }
 }
 
-/// What the first run, the one with the fault, must come to.
+/// Required end of the first run, which has the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expected {
     /// The client or the engine goes on by itself.
     Done,
-    /// It cannot have been done.
+    /// The request cannot have taken effect.
     NotDone,
     Either,
 }

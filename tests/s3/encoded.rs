@@ -29,7 +29,7 @@ fn drain(store: &Arc<dyn Store>, codec: CodecChoice) -> Arc<Drain> {
     Arc::new(plain.with_compression(CompressionSettings { codec, ..CompressionSettings::default() }))
 }
 
-/// What a file reads as once it is fetched.
+/// Fetches a file and returns its decoded bytes.
 async fn fetched(store: &Arc<dyn Store>, file: &ManifestFile) -> Vec<u8> {
     let folder = save::folder();
     let backing = save::tier1(&folder, ROOM_BYTES).create(Some(file.size_bytes)).expect("room");
@@ -54,7 +54,7 @@ async fn what_was_prepared_encoded_is_committed_by_a_later_start_and_comes_back(
         let sealer = Sealer::new();
         let mut attempt = sealer.attempt(Content::Whole, 1, 1);
         attempt.prepare(&drain(&store, choice)).await.expect("prepared");
-        // It dies here. A start without any codec in its settings goes on.
+        // The engine dies here. A start without any codec in its settings goes on.
         let found = locate::read(&store).await.expect("located").undecided.pop().expect("undecided");
         assert!(locate::is_prepared(&found), "{:?}", found.prepared);
         let next = drain(&store, CodecChoice::None);

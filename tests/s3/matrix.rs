@@ -18,11 +18,11 @@ use tidemark_tests::{audit, machine};
 
 /// Most of a cell's time is waiting for requests that are never answered.
 const CELLS_AT_ONCE: usize = 32;
-/// What goes on behind a start reaches its fault within this, on a machine that does much else.
+/// Limit within which a start's background work reaches its fault, on a busy machine.
 const FIRED_LIMIT: Duration = Duration::from_secs(30);
 /// Tries without a fault: the same again, and once the next version where the first one's number was used.
 const TRIES_MAX: usize = 3;
-/// A client that repeats without end would pass every other check.
+/// Limit of requests: a client that repeats without end would pass every other check.
 const REQUESTS_MAX: u64 = 120;
 
 /// How far a scene says that it came.
@@ -35,7 +35,7 @@ enum End {
     Clean,
 }
 
-/// What a cell came to.
+/// Result of a cell.
 struct Row {
     cell: Cell,
     fired: u64,
@@ -59,7 +59,7 @@ impl fmt::Display for Row {
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_request_goes_wrong_a_version_is_whole_or_absent_and_the_next_try_commits() {
     let sealer = Arc::new(Sealer::new());
-    // Those that wait for many requests are for the long form.
+    // Cells that wait for many requests belong to the long form.
     let cells: Vec<_> = cells::all().into_iter().filter(|cell| machine::long() || !cell.is_slow()).collect();
     let count = cells.len();
     let runs = cells.into_iter().enumerate().map(|(number, cell)| {

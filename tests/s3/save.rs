@@ -1,7 +1,7 @@
-//! A checkpoint in Tier-1 as the loop hands it to the commit, again and again, and how its place in Tier-3 is looked at.
+//! A checkpoint in Tier-1 as the loop hands it to the commit, again and again, and the reading of its place in Tier-3.
 //!
-//! Owns: sealed files, attempts made of them, drains and readers of one server. Does not own: what goes wrong meanwhile
-//! (`matrix`), what is right (`audit`).
+//! Owns: sealed files, attempts made of them, drains and readers of one server. Does not own: faults meanwhile
+//! (`matrix`), the verdict (`audit`).
 
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -53,12 +53,12 @@ pub(super) struct Sealer {
     _folder: TempDir,
 }
 
-/// Which of them a version has.
+/// Sealed files of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Content {
-    /// One file of two parts, the second of one byte, and a small one.
+    /// A file of two parts, the second of one byte, and a small file.
     Whole,
-    /// The small one.
+    /// The small file.
     Light,
 }
 
@@ -117,12 +117,12 @@ impl Sealer {
         names.iter().map(|name| &self.sealed[name])
     }
 
-    /// What the files of a version must read as.
+    /// Returns the expected content of a version's files.
     pub(super) fn files(&self, content: Content) -> Files {
         self.of(content).map(|file| (file.entry.path.to_string(), file.bytes.clone())).collect()
     }
 
-    /// What the loose file must read as.
+    /// Returns the expected content of the loose file.
     pub(super) fn loose_files(&self) -> Files {
         let file = &self.sealed[LOOSE];
         [(file.entry.path.to_string(), file.bytes.clone())].into()

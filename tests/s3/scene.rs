@@ -1,4 +1,4 @@
-//! What the engine does in the cells of the matrix, on a server of each cell's own.
+//! The engine's work in the cells of the matrix, on a server of each cell's own.
 //!
 //! Owns: how each scene is set, played, and played again when the fault is gone. Does not own: faults and judgement
 //! (`matrix`).
@@ -25,7 +25,7 @@ use tidemark_store::{Store, raise_epoch};
 use tidemark_tests::audit::Files;
 use tidemark_tests::s3::{S3Options, S3Server};
 
-/// What a start sweeps is gone after this, on a machine that does much else.
+/// Limit within which a start has swept its leftovers, on a busy machine.
 const SWEEP_LIMIT: Duration = Duration::from_secs(30);
 /// The time of a request where nothing is scripted.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(20);
@@ -36,7 +36,8 @@ const LEFT: &str = "a-1f2e3d4c5b6a7988/model.bin";
 pub(super) struct Site {
     pub(super) server: S3Server,
     pub(super) sealer: Arc<Sealer>,
-    /// Of a client that meets no fault. It keeps nothing of what it reads, so it knows nothing of what was before.
+    /// Drain of a client that meets no fault. The client keeps nothing that it reads, so it knows nothing of
+    /// earlier runs.
     pub(super) clean: Arc<Drain>,
     scene: Scene,
     attempt: Option<Attempt>,
@@ -154,7 +155,7 @@ impl Site {
         client(&self.server, self.scene, request_timeout).await
     }
 
-    /// One run of the scene.
+    /// Plays the scene once.
     pub(super) async fn play(&mut self, drain: &Arc<Drain>) -> Result<(), Failure> {
         match self.scene {
             Scene::Save | Scene::SaveUnchecked => {
@@ -176,7 +177,7 @@ impl Site {
         Ok(())
     }
 
-    /// What the loop does before it tries again.
+    /// Does what the loop does before it tries again.
     pub(super) fn go_on(&mut self, then: Then) {
         if then != Then::Next {
             return;
@@ -189,7 +190,8 @@ impl Site {
         }
     }
 
-    /// What has to be committed, by version, before anything is played (`false`) and at the end (`true`).
+    /// Returns the files that must be committed, by version, before anything is played (`false`) and at the end
+    /// (`true`).
     pub(super) fn must_stand(&self, at_the_end: bool) -> BTreeMap<String, Files> {
         let version = |number, content| (version_id(number).to_string(), self.sealer.files(content));
         match (self.scene, at_the_end) {
@@ -200,7 +202,7 @@ impl Site {
         }
     }
 
-    /// What may be committed besides.
+    /// Returns the files that may be committed besides.
     pub(super) fn may_stand(&self) -> BTreeMap<String, Files> {
         let version = |number, content| (version_id(number).to_string(), self.sealer.files(content));
         match self.scene {
@@ -257,7 +259,7 @@ async fn client(server: &S3Server, scene: Scene, request_timeout: Duration) -> A
     drain(fresh(&server.url(PREFIX), variables, request_timeout).await, checks)
 }
 
-/// What a start has at hand, with empty memory.
+/// Builds the state that a start has, with empty memory.
 fn shared(drain: &Arc<Drain>) -> Arc<Shared> {
     let folder = save::folder();
     let tier1 = save::tier1(&folder, 16 << 20);
@@ -302,7 +304,7 @@ fn leave(manifest: &Manifest) -> Retirement {
     }
 }
 
-/// What the engine reads of every version that it takes for committed; each byte comes through the client.
+/// Reads every version that the engine considers committed; each byte comes through the client.
 pub(super) async fn read_back(store: &Arc<dyn Store>) -> Result<BTreeMap<String, Files>, String> {
     let catalog = locate::read(store).await.map_err(|error| error.to_string())?;
     let mut found = BTreeMap::new();

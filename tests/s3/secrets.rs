@@ -64,7 +64,7 @@ fn the_secret_signs_every_request_and_is_said_nowhere() {
     let server =
         S3Server::start(S3Options { secret: SECRET.into(), ..S3Options::default() }).expect("server");
     let daemon = Daemon::start(options(&server, &[("TIDEMARK_LOG", LOUD)]));
-    // What fails says more than what does not.
+    // A failed request logs more than a successful one.
     for (operation, effect) in [
         (S3Operation::UploadPart, FaultEffect::Status500Before),
         (S3Operation::PutObject, FaultEffect::DropConnection),

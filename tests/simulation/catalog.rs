@@ -84,7 +84,7 @@ impl Catalog {
                 LeaseVerdict::RecallFirst(holder) => self.recall(&holder, directory, None, true).await?,
                 LeaseVerdict::Answer | LeaseVerdict::Promised => return self.looked(look, Leave::Name).await,
                 LeaseVerdict::Alone => {
-                    // Who has a directory alone answers for what is not in it.
+                    // A node that has a directory alone answers for names missing in it.
                     if !self.knows_all() {
                         return self.looked(look, Leave::Name).await;
                     }
@@ -207,7 +207,7 @@ impl Catalog {
         }
         for told in &publication.states {
             let told = state.on_our_clock(told, from, now_ns);
-            // What it believes of another's file, that one has told better.
+            // If the file's home has published it, this node's view of it counts for less.
             if let Some(file) = file_of(&told).map(|facts| facts.file)
                 && file.incarnation != home
                 && state.has_told.contains(&file.incarnation)
@@ -229,7 +229,8 @@ impl Catalog {
                 }
                 _ => None,
             });
-            // Its own file stands against what was only believed of another's, and against one that is older.
+            // A node's own file replaces another node's file at the same name, if that one is older or its home has not published
+            // it.
             if let (Some(other), true) = (other, publication.whole) {
                 let published = |facts: Option<&FileFacts>| facts.map(|facts| facts.published_ns);
                 let newer = published(file_of(&told)) > published(tree.facts_of(other).as_ref());
@@ -246,7 +247,7 @@ impl Catalog {
             state.telling.entry(home).or_default().extend(files);
             if publication.last {
                 let all = state.telling.remove(&home).unwrap_or_default();
-                // What it does not have any more, others may still have believed in.
+                // Files that this node no longer has may still stand in the tree, because other nodes reported them.
                 let gone: Vec<_> = tree
                     .paths
                     .iter()
@@ -260,7 +261,7 @@ impl Catalog {
                 state.has_told.insert(home);
             }
         } else if last.is_none() {
-            // Its first is all it has.
+            // The first publication is all that this node has.
             state.told_names.insert(home);
         }
         state.published.insert(from.clone(), publication.number);
@@ -298,7 +299,7 @@ impl Catalog {
         }
     }
 
-    /// What a node made while nobody could be asked is seen everywhere, where nobody else has its directory alone.
+    /// Records a node's outage changes as seen everywhere, except in directories that another node has alone.
     fn shown(&self, home: Incarnation) {
         let now = self.node.world.now();
         let state = self.state.borrow();
@@ -435,7 +436,7 @@ impl State {
     }
 }
 
-/// What a state says of a name does not take it from another file: operations do that.
+/// Applies a state, unless another file has its name: only operations take a name from a file.
 pub(crate) fn take_if_free(tree: &mut super::tree::Tree, told: &NodeState, home: Incarnation) {
     let Some(facts) = file_of(told) else { return tree.take_state(told, home) };
     let taken = match tree.names.get(&told.path) {

@@ -1,10 +1,11 @@
-//! The coordinator of one epoch: what every node published, and what each may do without asking, as control's `catalog` does.
+//! The coordinator of one epoch: the publications of all nodes, and what each node may do without asking, as control's `catalog`
+//! does.
 //!
-//! Owns: members with their verdicts and partners, answering for names, taking publications, who keeps which copies, whether
-//! everything is known. Does not own: the rules (protocol), checkpoints (`decide`).
+//! Owns: members with their verdicts and partners, answering for names, taking publications, which node keeps which copies,
+//! whether everything is known. Does not own: the rules (protocol), checkpoints (`decide`).
 //!
-//! The tree of its node is the catalog. A name that is not in it is ENOENT only when every member has told everything or is gone,
-//! and Tier-3 was listed.
+//! The tree of the coordinator's node is the catalog. A missing name is ENOENT only when every member has published everything or
+//! is gone, and Tier-3 was listed.
 
 use super::catalog::{home_of, take_if_free};
 use super::decide::Books;
@@ -52,14 +53,14 @@ pub(crate) struct State {
     placement: Option<Placement>,
     pub(crate) published: BTreeMap<NodeLife, u64>,
     pub(crate) holders: BTreeMap<(FileId, SealNumber), BTreeSet<NodeName>>,
-    /// What the holders say of the files.
+    /// States of the files, as the holders report them.
     pub(crate) kept: BTreeMap<FileId, NodeState>,
     /// Lives that have told all their names, and all copies that they keep.
     pub(crate) told_names: BTreeSet<Incarnation>,
     pub(crate) told_copies: BTreeSet<Incarnation>,
     /// Lives that have told all their names at any time of this term.
     pub(crate) has_told: BTreeSet<Incarnation>,
-    /// What a life that tells everything has told so far.
+    /// Files published so far by each life whose whole publication is under way.
     pub(crate) telling: BTreeMap<Incarnation, BTreeSet<FileId>>,
     pub(crate) is_tier3_listed: bool,
     number: u64,
@@ -104,7 +105,7 @@ impl Catalog {
         })
     }
 
-    /// Begins to decide. Its own node is the first member.
+    /// Begins to decide. The coordinator's own node is the first member.
     pub(crate) fn begin(self: &Rc<Self>) {
         let join = membership::Join {
             from: self.node.life(),
@@ -141,12 +142,12 @@ impl Catalog {
         }
     }
 
-    /// Its own node made a directory; false where another has it already.
+    /// Records that the coordinator's own node made a directory; false if another node has it already.
     pub(crate) fn made(&self, path: &[u8]) -> bool {
         self.state.borrow_mut().leases.made(&self.node.memory.life.node, path)
     }
 
-    /// Its own node renamed something, which nobody publishes.
+    /// Records that the coordinator's own node renamed something, because no publication reports that.
     pub(crate) fn renamed(&self, from: &[u8], to: &[u8]) {
         self.state.borrow_mut().leases.renamed(&self.node.memory.life.node, from, to);
     }
@@ -235,7 +236,7 @@ impl Catalog {
         let states: Vec<_> = kept.cloned().collect();
         drop(state);
         let mut tree = self.node.memory.tree.borrow_mut();
-        // What was taken away does not come back.
+        // A removed file does not come back.
         let states = states.iter().filter(|told| !tree.is_dropped(told)).cloned().collect::<Vec<_>>();
         for told in states {
             take_if_free(&mut tree, &told, life);
@@ -299,7 +300,7 @@ impl Catalog {
     }
 
     pub(crate) fn heard(self: &Rc<Self>, heard: Heard) {
-        // One that is late counts for nothing.
+        // A late answer counts for nothing.
         let _refused = self.step(Event::Heard(heard));
     }
 
@@ -329,7 +330,7 @@ impl Catalog {
         Ok(Joined { admit, members, published, states: false, alone: Vec::new() })
     }
 
-    /// Who has not told everything.
+    /// Lists, for each member, whether its names and copies are known completely.
     pub(crate) fn silent(&self) -> String {
         let state = self.state.borrow();
         let standing = |member: &membership::Member| {

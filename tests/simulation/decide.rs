@@ -31,8 +31,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Versions on their way at once.
 const IN_FLIGHT_MAX: usize = 2;
 
-/// The job's own rule: ranks write, and one of them a marker after a barrier. That each rank writes a file is said too: a node that
-/// is lost, or cannot be heard, may have written one of which nobody knows, and the marker alone would prove that all is there.
+/// The job's own rule: ranks write, and one of them writes a marker after a barrier. The rule also states that each rank writes a
+/// file. A node that is lost, or cannot be heard, may have written a file that no other node knows of. Without that statement the
+/// marker alone would prove that all files are there.
 static RULES: LazyLock<Rules> = LazyLock::new(|| {
     let some = |text: &str| Some(text.to_owned());
     let rule = RuleSpec {
@@ -165,7 +166,7 @@ impl Catalog {
             self.node.world.count("marker without all files");
         }
         let (Verdict::Complete { evidence, detail }, Some(present)) = (verdict, present) else { return };
-        // What a node wrote and has not told, nobody here sees: it is waited for.
+        // A node may have written files that it has not published yet; the decision waits for them.
         if !self.knows_all() {
             return;
         }

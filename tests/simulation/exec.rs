@@ -21,7 +21,7 @@ type Work = Pin<Box<dyn Future<Output = ()>>>;
 /// Tasks at a time: far more than a cluster of nine has; more means that something makes them without end.
 pub(crate) const TASKS_MAX: usize = 20_000;
 
-/// Whose task it is. What is the world's goes on whoever dies: a request that is on its way is.
+/// Owner of a task. The world's tasks go on when a node dies, for example a request that is on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {
     World,
@@ -114,7 +114,7 @@ impl Exec {
         let dead: Vec<_> = ids.iter().filter_map(|id| tasks.remove(id)).collect();
         drop(tasks);
         self.parked.borrow_mut().remove(&node);
-        // What they let go of may wake others.
+        // Dropping the dead tasks may wake other tasks.
         drop(dead);
     }
 
@@ -136,7 +136,7 @@ impl Exec {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner).extend(parked);
     }
 
-    /// One task goes on, or time does. False when neither can before `until`.
+    /// Runs one ready task, or else lets time pass. Returns false when neither is possible before `until`.
     pub(crate) fn step(&self, rng: &Rng, until: Duration) -> bool {
         let chosen = {
             let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
@@ -264,7 +264,7 @@ impl Signal {
     }
 }
 
-/// One at a time.
+/// A lock: one task at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
     taken: Cell<bool>,

@@ -1,4 +1,4 @@
-//! What goes wrong: the seed says what, when, where and for how long.
+//! Faults: the seed decides the kind, the moment, the place and the duration.
 //!
 //! Owns: the kinds of faults, beginning and ending each. Does not own: what follows.
 
@@ -9,7 +9,7 @@ use super::world::World;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What may go wrong. Each must happen somewhere in the suite.
+/// Kinds of faults. Each must happen somewhere in the suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     Partition,

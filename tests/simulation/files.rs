@@ -50,11 +50,11 @@ pub(crate) enum Done {
     },
 }
 
-/// What a process is told.
+/// A failure as a process sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
     Errno(Errno),
-    /// Its node was lost, and it with it.
+    /// The process's node was lost, and the process with it.
     Died,
 }
 
@@ -96,7 +96,7 @@ impl Process {
         memory.as_ref().is_some_and(|memory| memory.life.incarnation == self.life)
     }
 
-    /// One call; asked again of the next daemon where one dies in it.
+    /// Makes a call. If a daemon dies during the call, the next daemon is asked again.
     pub(crate) async fn call(&self, call: Call) -> Result<Done, Failure> {
         let done = self.calls(call.clone()).await;
         if !matches!(call, Call::Look(_)) || done.is_err() {
@@ -164,7 +164,7 @@ impl Node {
     async fn serve(self: &Rc<Self>, id: u64, call: Call, writer: WriterFact) -> Told {
         let before = self.memory.replies.borrow().get(&id).copied();
         if let Some(done) = before {
-            // It was done by a daemon that did not say so; what others must know they hear now.
+            // An earlier daemon did this without answering. Other nodes are notified now, if they must know of it.
             if let Call::Create { exclusive: true, .. } | Call::Rename { .. } | Call::Unlink(_) = call {
                 self.ordered().await?;
             }
@@ -289,7 +289,8 @@ impl Node {
         Ok(())
     }
 
-    /// Others know of it before the caller is told. What nobody hears in time, nobody knows to be done.
+    /// Publishes this node's changes before the caller gets its answer. If that fails for too long, the result is uncertain:
+    /// EIO.
     async fn ordered(self: &Rc<Self>) -> Result<(), Errno> {
         let until = self.world.now() + ORDERED_WAIT;
         while self.publish().await.is_err() {
@@ -301,7 +302,7 @@ impl Node {
         Ok(())
     }
 
-    /// What this node made is its own, unless the coordinator's tree shows it to others already.
+    /// Gives this node the directory it made, unless the coordinator's tree shows that directory to other nodes already.
     fn made(&self, path: &[u8]) {
         if let super::node::Seat::Here(catalog) = &*self.seat.borrow()
             && !catalog.made(path)

@@ -1,9 +1,9 @@
-//! What must hold, and what really happened to compare with.
+//! The promises, and the true state to compare with.
 //!
-//! Owns: the truth about names, saves, copies and Tier-3, as somebody knows it who sees all machines at once; the promises,
-//! each checked when something happens that could break it. Does not own: what happens.
+//! Owns: the truth about names, saves, copies and Tier-3, as an observer of all machines knows it; the promises, each checked
+//! when something happens that could break it. Does not own: what happens.
 //!
-//! A promise is not asked of what nobody alive could know: a name whose every witness is lost, or was declared gone.
+//! A promise does not cover a name that no living node could know, because every witness is lost or was declared gone.
 
 use super::memory::Memory;
 use super::store::Object;
@@ -21,22 +21,22 @@ use tidemark_protocol::record::Record;
 /// A node that dies is believed in for so long at most: until it is declared gone, also where it is cut off.
 const BELIEVED: Duration = Duration::from_secs(45);
 
-/// What is known to stand under a name.
+/// The file that is known to have a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stands {
     pub(crate) file: FileId,
     /// Lives that know of it.
     witnesses: BTreeSet<Incarnation>,
     epoch: Option<Epoch>,
-    /// Made without a coordinator; told later.
+    /// Made without a coordinator; published later.
     in_outage: bool,
 }
 
-/// One name.
+/// A name.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Name {
     pub(crate) stands: Option<Stands>,
-    /// Somebody is changing it now.
+    /// Changes under way now.
     busy: u32,
     /// A change failed, and it may have happened.
     doubtful: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Name {
     removed_by: Option<Incarnation>,
 }
 
-/// What a job saved into one directory.
+/// A job's save into one directory.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Saved {
     pub(crate) files: BTreeMap<Vec<u8>, (FileId, Vec<u64>)>,
@@ -73,7 +73,7 @@ pub(crate) struct Truth {
     pub(crate) checked: u64,
 }
 
-/// What a look-up must find, as it began.
+/// The result that a look-up must have, given the state when it began.
 #[derive(Debug, Clone)]
 pub(crate) struct Expected {
     changes: u64,
@@ -98,7 +98,7 @@ impl Truth {
     pub(crate) fn given_up(&mut self, life: Incarnation) {
         self.given_up.insert(life);
         for name in self.names.values_mut() {
-            // What nobody else heard of loses against what is made meanwhile.
+            // A file that no other node heard of loses against a file made meanwhile.
             if let Some(stands) = &mut name.stands
                 && stands.witnesses.iter().all(|witness| *witness == life)
             {
@@ -182,7 +182,8 @@ impl Truth {
                 && tree.names.get(path) == Some(&Entry::File(stands.file))
             {
                 stands.witnesses.insert(coordinator.life.incarnation);
-                // Who has the directory alone answers there by what it knows, until it has given it back.
+                // A node that has the directory alone answers there by its own knowledge, until it has given the directory
+                // back.
                 stands.in_outage &= is_anothers(path);
             }
         }

@@ -1,7 +1,7 @@
-//! What people run on the cluster: training that saves, and others that make, rename, remove and look.
+//! The cluster's workload: training that saves, and other processes that make, rename, remove and look.
 //!
-//! Owns: the processes, and telling the truth what each call promised. Does not own: the calls (`files`), the promises
-//! (`invariants`).
+//! Owns: the processes, and reporting each call's promise to the truth. Does not own: the calls (`files`), the
+//! promises (`invariants`).
 
 use super::exec::Owner;
 use super::files::{Call, Done, Failure, Process};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tidemark_protocol::cluster::wire::WireFate;
 use tidemark_protocol::id::{Epoch, FileId};
 
-/// One chunk written.
+/// Time to write one chunk.
 const WRITE_LEAST: Duration = Duration::from_millis(2);
 const WRITE_MOST: Duration = Duration::from_millis(60);
 /// Ranks of a thousand that are killed while they save.
@@ -116,7 +116,7 @@ impl Process {
     async fn looks(&self, path: &[u8]) {
         let before: Option<Expected> = self.world.truth.borrow().expected(path, self.world.now());
         let found = match self.call(Call::Look(path.to_vec())).await {
-            // What is known is served while nobody can be asked, and may be old.
+            // During an outage a node serves the file that it knows, which may be old.
             Ok(Done::File { in_outage: true, .. }) => return,
             Ok(Done::File { file, .. }) => Some(file),
             Ok(Done::Nothing) | Err(Failure::Errno(Errno::NotFound)) => None,
@@ -261,7 +261,7 @@ pub(crate) async fn tinker(world: Rc<World>, machine: usize) {
         let Some(process) = Process::on(&world, machine, "tinker", None) else { continue };
         number += 1;
         let what = world.rng.below(5);
-        // What fails here fails as it may; the truth knows what it means.
+        // A failure is allowed here; the truth knows its meaning.
         let _result = match what {
             0 => wants(&process, format!("locks/lock-{}", world.now().as_secs() / 3).as_bytes()).await,
             1 => replaces(&process, machine, number).await,

@@ -1,9 +1,9 @@
 //! Does the cluster keep its promises under loss, delay, partition, death and wrong clocks?
 //!
-//! A cluster of 3 to 9 nodes in one thread, on a clock that nobody waits for. What decides are the rules of the protocol crate
-//! themselves: leases, clocks, membership, placement, the states of files and checkpoints, evidence, sender and landing, the
-//! documents and keys of Tier-3. What stands between them and the world, in the engine and the control plane, is written here once
-//! more and small. Everything that goes wrong follows from the seed.
+//! A cluster of 3 to 9 nodes in one thread, on a clock that nobody waits for. All decisions come from the protocol crate's own
+//! rules: leases, clocks, membership, placement, the states of files and checkpoints, evidence, sender and landing, the documents
+//! and keys of Tier-3. The code between them and the world, in the engine and the control plane, is written here once more and
+//! small. Every fault follows from the seed.
 //!
 //! | file | owns |
 //! |---|---|
@@ -15,7 +15,7 @@
 //! | `job`, `faults`, `invariants` | what runs, what goes wrong, what must hold |
 //! | `outage` | an hour in which nobody decides |
 //!
-//! Not here: the catalog in etcd (a successor is told everything by everybody), what was put aside, lists, retention. The cluster
+//! Not here: the catalog in etcd (every node publishes everything to a successor), files put aside, lists, retention. The cluster
 //! suite has those with real daemons.
 //!
 //! `TIDEMARK_SIM_SEED=7` runs one seed and prints what happened last; `TIDEMARK_LONG` runs more of them.
@@ -77,7 +77,7 @@ fn run_until(world: &World, until: Duration) {
     while world.now() < until && world.exec.step(&world.rng, until) {}
 }
 
-/// What one seed came to.
+/// The result of one seed.
 struct Outcome {
     tally: BTreeMap<&'static str, u64>,
     checked: u64,

@@ -1,7 +1,7 @@
 //! Tier-1 and the journal of one life: what a node knows and holds while daemons come and go.
 //!
-//! Owns: the tree in it, the copies that it keeps for others, the highest epoch that it heard of. Does not own: whom it tells
-//! (`node`), changing the tree (`tree`).
+//! Owns: the tree in it, the copies that it keeps for other nodes, the highest epoch that it heard of. Does not own:
+//! notifying other nodes (`node`), changing the tree (`tree`).
 
 use super::files::Told;
 use super::tree::Tree;
@@ -16,7 +16,7 @@ use tidemark_protocol::replication::SealedCopy;
 #[derive(Debug, Clone)]
 pub(crate) struct Copy {
     pub(crate) sealed: SealedCopy,
-    /// What is in each chunk.
+    /// Content of each chunk.
     pub(crate) chunks: Vec<u64>,
 }
 
@@ -28,9 +28,9 @@ pub(crate) struct Memory {
     pub(crate) epoch: Cell<Epoch>,
     /// Seals that are in Tier-3.
     pub(crate) in_tier3: RefCell<BTreeSet<(FileId, SealNumber)>>,
-    /// What calls were told, so that none is done twice.
+    /// Answers to calls, so that no call is carried out twice.
     pub(crate) replies: RefCell<BTreeMap<u64, Told>>,
-    /// No room for what others send.
+    /// No room for other nodes' copies.
     pub(crate) full: Cell<bool>,
 }
 

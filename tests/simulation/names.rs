@@ -1,7 +1,7 @@
-//! Which directories a node may answer for, and asking about the rest, as the engine's `cluster::names` does.
+//! The directories that a node may answer for, and asking about the rest, as the engine's `cluster::names` does.
 //!
-//! Owns: what is held, what is at work in it, what goes on without a coordinator. Does not own: who gets a directory
-//! (`coordinator`), the names (`tree`).
+//! Owns: the directories held, the changes under way in them, and what goes on without a coordinator. Does not own:
+//! which node gets a directory (`coordinator`), the names (`tree`).
 
 use super::exec::{Signal, within};
 use super::network::Refused;
@@ -27,14 +27,14 @@ const MISS_WAIT: Duration = Duration::from_secs(20);
 const RECALL_MAX: Duration = Duration::from_secs(6);
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What a call is about to do with a name.
+/// A call's intent with a name.
 #[derive(Debug, Clone)]
 pub(crate) enum Access {
     Look {
         directory: Vec<u8>,
         name: Vec<u8>,
     },
-    /// `sure`: somebody else's must not be replaced unseen.
+    /// `sure`: another node's file must not be replaced unseen.
     Change {
         directory: Vec<u8>,
         name: Vec<u8>,
@@ -47,12 +47,12 @@ pub(crate) enum Access {
     },
 }
 
-/// What a call fails with.
+/// Error of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Errno {
     NotFound,
     Exists,
-    /// Nobody who could know can be asked, or whether it was done is not known.
+    /// No node that could know can be asked, or whether the call took effect is not known.
     Io,
 }
 

@@ -1,7 +1,7 @@
 //! The network between the nodes, to the lease and to Tier-3.
 //!
-//! Owns: what is lost, late, doubled or out of order, who is cut from whom, calls and datagrams over it. Does not own: what is
-//! said.
+//! Owns: what is lost, late, doubled or out of order, which machines are cut from each other, calls and datagrams over it.
+//! Does not own: the content of messages.
 //!
 //! Everything may overtake everything: no connection promises an order here.
 
@@ -33,7 +33,7 @@ pub(crate) struct Weather {
     pub(crate) slow: u64,
 }
 
-/// Who said it.
+/// Sender of a message.
 #[derive(Debug, Clone)]
 pub(crate) struct From {
     pub(crate) machine: usize,
@@ -41,7 +41,7 @@ pub(crate) struct From {
     pub(crate) start: StartId,
 }
 
-/// What is asked of a node.
+/// A request to a node.
 #[derive(Debug, Clone)]
 pub(crate) enum Letter {
     /// `cluster::wire::ToCoordinator`.
@@ -50,7 +50,7 @@ pub(crate) enum Letter {
     Node(Vec<u8>),
     /// `replication::Request`.
     Replication(Vec<u8>),
-    /// Bytes for a token: chunks with what is in them.
+    /// Bytes for a token: chunks with their content.
     Push { token: [u8; 16], chunks: Vec<(u64, u64)> },
     /// Bytes of a file by a token.
     Read { token: [u8; 16] },
@@ -65,7 +65,7 @@ pub(crate) enum Refused {
     Unavailable(String),
 }
 
-/// What is told without an answer.
+/// A message without an answer.
 #[derive(Debug, Clone)]
 pub(crate) enum Datagram {
     Beat(membership::Beat),
@@ -73,14 +73,14 @@ pub(crate) enum Datagram {
     Ask(membership::Ask),
     Heard(membership::Heard),
     Refused(membership::Refusal),
-    /// "Are you there?", from a neighbour that was asked; and the answer.
+    /// "Are you there?", from a neighbour on the coordinator's behalf; and the answer.
     Probe,
     Here,
 }
 
 pub(crate) type Answer = Result<Vec<u8>, Refused>;
 
-/// What came back, if it did.
+/// The answer, once it has come.
 #[derive(Debug, Default)]
 struct Waiting {
     answer: RefCell<Option<Answer>>,
@@ -142,7 +142,7 @@ fn copies(world: &World) -> u32 {
     1
 }
 
-/// One way, then done there.
+/// Carries a message one way, and then runs `arrived` at its destination.
 fn carry(world: &Rc<World>, from: usize, to: usize, arrived: impl FnOnce(&Rc<World>) + 'static) {
     let Some(delay) = transit(world, from, to) else { return };
     let there = Rc::clone(world);

@@ -1,7 +1,7 @@
-//! One run of a daemon: following the coordinator or being it, telling what changed, answering others.
+//! A run of a daemon: following the coordinator or being it, publishing changes, answering other nodes.
 //!
 //! Owns: joining, beating, publishing, recalls, as the engine's `cluster::{member, publisher, service}` do; the lease. Does not own:
-//! names (`names`), what the coordinator decides (`coordinator`), copies (`replicate`), Tier-3 (`commit`).
+//! names (`names`), the coordinator's decisions (`coordinator`), copies (`replicate`), Tier-3 (`save`).
 
 use super::coordinator::Catalog;
 use super::exec::{Owner, Signal, Turn};
@@ -543,7 +543,7 @@ impl Node {
         }
     }
 
-    /// What is in Tier-3 is known.
+    /// Records seals that are in Tier-3.
     pub(crate) fn in_tier3(&self, objects: &[(FileId, SealNumber, Object)]) {
         self.memory.in_tier3.borrow_mut().extend(objects.iter().map(|(file, seal, _)| (*file, *seal)));
     }

@@ -1,7 +1,7 @@
 //! A long time without any coordinator.
 //!
-//! Owns: the hour in which nobody can take the seat while training goes on, and what saves may take in it. Does not own: faults
-//! that come and go (`faults`).
+//! Owns: the hour in which no node can take the coordinator role while training goes on, and how long saves may take in it. Does
+//! not own: faults that come and go (`faults`).
 
 use super::exec::Owner;
 use super::faults;
@@ -25,7 +25,7 @@ const LAST: Duration = Duration::from_secs(5);
 const SEEDS: u64 = 1;
 const SEEDS_LONG: u64 = 20;
 
-/// One save by one rank into directories of its node.
+/// A save by one rank into directories of its node.
 struct Saved {
     began: Duration,
     took: Duration,
@@ -72,7 +72,7 @@ fn an_hour(seed: u64) -> usize {
     for (machine, saves) in saves.iter().enumerate().filter(|(machine, _)| *machine != seat) {
         let saves = saves.borrow();
         let (before, after): (Vec<_>, Vec<_>) = saves.iter().partition(|save| save.began < began);
-        // One that ends when there is a coordinator again may wait for what that one has to hear.
+        // A save that ends when there is a coordinator again may wait until the coordinator has heard its changes.
         let during: Vec<_> = after.into_iter().filter(|save| save.began + LAST < began + HOUR).collect();
         let usual = before.iter().map(|save| save.took).max().expect("it saved before");
         assert!(during.len() >= 100, "n{machine} saved {} times", during.len());

@@ -1,7 +1,7 @@
-//! Copies on other nodes: sending, landing, fetching, and telling who keeps what, as the engine's `replicate` and
+//! Copies on other nodes: sending, landing, fetching, and reporting which node keeps what, as the engine's `replicate` and
 //! `cluster::copies` do.
 //!
-//! Owns: carrying out what the sender and the landing ask for. Does not own: those rules (protocol), what copies are good for.
+//! Owns: carrying out the requests of the sender and the landing. Does not own: those rules (protocol), the use of copies.
 //!
 //! A push that lost its leave may still write one more piece, as bytes on their way do.
 
@@ -26,7 +26,7 @@ use tidemark_protocol::replication::{
     Sender, SenderCommand, SenderEvent,
 };
 
-/// One chunk over the network.
+/// Time of a chunk over the network.
 const CHUNK_TIME: Duration = Duration::from_millis(4);
 const CALL_DEADLINE: Duration = Duration::from_secs(10);
 /// Files on their way to one partner at a time.
@@ -44,7 +44,7 @@ pub(crate) struct Replication {
     pulls: RefCell<BTreeMap<[u8; 16], (FileId, SealNumber)>>,
 }
 
-/// What is landing here.
+/// A file that is landing here.
 struct Arriving {
     landing: Landing,
     bytes: BTreeMap<u64, u64>,
@@ -87,7 +87,7 @@ impl Node {
                 let lacking = tree.own_files().filter(|(file, own)| lacks(file, own));
                 lacking.map(|(file, own)| (own.fate.seal().is_none(), *file)).collect()
             };
-            // What is sealed first; a file that is never closed must not stand in its way.
+            // Sealed files come first; a file that is never closed must not stand in their way.
             files.sort_unstable();
             for (grows, file) in files {
                 let mut sending = self.replication.sending.borrow_mut();
@@ -102,7 +102,7 @@ impl Node {
         }
     }
 
-    /// What is sealed here and not at the partner.
+    /// Describes a file that is sealed here and not yet at the partner.
     pub(crate) fn lacks_copies(&self) -> Option<String> {
         let (to, partner) = self.partner().or_else(|| {
             (self.world.machines.len() == 1).then_some((self.machine, self.memory.life.incarnation))
@@ -125,7 +125,7 @@ impl Node {
         Some((self.world.index_of(name)?, partner.life.incarnation))
     }
 
-    /// One file to one partner, until that has it or is the partner no more.
+    /// Sends a file to a partner, until the partner has it or is the partner no more.
     async fn send_file(self: &Rc<Self>, file: FileId, to: usize, partner: Incarnation) {
         let mut sender = Sender::new(file);
         let mut known: Option<SealNumber> = None;

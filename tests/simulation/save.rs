@@ -1,7 +1,7 @@
 //! Bringing one attempt to Tier-3: record, bytes, prepared markers, manifest, marker, as the engine's `save::{commit, share}` do.
 //!
-//! Owns: the order of the writes, what a doubtful answer means at each, a participant's part and doing it in its place. Does not
-//! own: when (`decide`), the documents (protocol).
+//! Owns: the order of the writes, the meaning of a doubtful answer at each, a participant's part and doing it in its place. Does
+//! not own: when (`decide`), the documents (protocol).
 
 use super::coordinator::Catalog;
 use super::names::Away;
@@ -33,7 +33,7 @@ const REMEMBERED_MAX: usize = 64;
 /// Why an attempt is where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SaveError {
-    /// It may pass.
+    /// A failure that may pass.
     Passing(String),
     /// A newer coordinator decides.
     Fenced,
@@ -41,7 +41,7 @@ pub(crate) enum SaveError {
     Otherwise(String),
 }
 
-/// This node's parts of others' attempts.
+/// Parts of other nodes' attempts that this node prepares.
 #[derive(Debug, Default)]
 pub(crate) struct Participations(RefCell<BTreeMap<AttemptId, Option<Preparing>>>);
 
@@ -269,7 +269,7 @@ impl Catalog {
         }
     }
 
-    /// What is prepared already, by whoever did it: nobody does it twice.
+    /// Returns an existing prepared marker, whichever node wrote it, so that no part is prepared twice.
     async fn prepared_before(&self, record: &Record, life: &NodeLife) -> Result<Option<Prepared>, SaveError> {
         let prefix = format!("{}/a-{}/.tidemark/prepared-{life}", record.version, record.attempt);
         let passing = |_| SaveError::Passing("what is prepared was not listed".to_owned());
@@ -296,7 +296,7 @@ impl Catalog {
         for entry in own {
             let found = self.bytes_for(&entry).await;
             let Some((seal, chunks)) = found else {
-                // One that was declared gone may come back with it.
+                // A node that was declared gone may come back with the file.
                 self.node.world.count("part of a lost participant that nobody has");
                 return Err(SaveError::Passing(format!(
                     "{life} is gone, and {} cannot be had now",
@@ -372,7 +372,7 @@ impl Catalog {
         Err(SaveError::Passing(format!("whether {} is committed stays unknown", mine.version)))
     }
 
-    /// What Tier-3 has of versions: records, and the decisions on them.
+    /// Lists the versions in Tier-3: their records, and the decisions on them.
     pub(crate) async fn list_tier3(&self) -> Result<Vec<(Record, Option<Marker>)>, SaveError> {
         let passing = |_| SaveError::Passing("Tier-3 was not listed".to_owned());
         let keys = Store::list(&self.node, "run".to_owned()).await.map_err(passing)?;

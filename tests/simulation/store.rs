@@ -19,17 +19,17 @@ use tidemark_protocol::membership::MemberList;
 /// How long the lease lasts without a renewal.
 pub(crate) const TERM: Duration = Duration::from_secs(2);
 
-/// What a request to Tier-3 is waited for.
+/// Limit of the wait for an answer of Tier-3.
 const DEADLINE: Duration = Duration::from_secs(8);
 
-/// Of an object store, in the time that one chunk of 8 MiB takes.
+/// Time that an object store takes for a chunk of 8 MiB.
 const CHUNK_TIME: Duration = Duration::from_millis(25);
 
-/// What lies under a key.
+/// Object under a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Object {
     Document(Vec<u8>),
-    /// A file's bytes: what is in each chunk.
+    /// A file's bytes: the content of each chunk.
     Data {
         chunks: Vec<u64>,
         size_bytes: u64,
@@ -50,7 +50,7 @@ enum Reply {
     Listed(Vec<String>),
 }
 
-/// It cannot be known whether it was done.
+/// Error: whether the request took effect cannot be known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Doubt;
 
@@ -60,7 +60,7 @@ pub(crate) struct Store {
     pub(crate) away: Cell<bool>,
     /// Answers lost and effects late, of a thousand.
     pub(crate) ambiguous: Cell<u64>,
-    /// How much slower than usual.
+    /// Factor by which Tier-3 is slower than usual.
     pub(crate) slower: Cell<u32>,
 }
 
@@ -159,7 +159,7 @@ impl Store {
     }
 }
 
-/// Who has the lease.
+/// Holder of the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub(crate) machine: usize,
@@ -177,24 +177,24 @@ struct LeaseState {
 #[derive(Debug, Default)]
 pub(crate) struct LeaseService(RefCell<LeaseState>);
 
-/// What is asked of it.
+/// A request to the lease service.
 #[derive(Debug, Clone)]
 pub(crate) enum LeaseAsk {
-    /// To have it, where nobody does.
+    /// Take the lease, if no machine has it.
     Take,
-    /// To keep it.
+    /// Keep the lease.
     Renew(Epoch),
-    /// Who has it.
+    /// Read the holder.
     See,
-    /// To write the members down, by who has it.
+    /// Write the member list, if the caller is the holder.
     Keep(Epoch, MemberList),
 }
 
-/// What it says: who has the lease, and the members.
+/// The lease service's answer: the holder, and the members.
 #[derive(Debug, Clone)]
 pub(crate) struct LeaseSays {
     pub(crate) holder: Option<Holder>,
-    /// It was done.
+    /// Whether the request was carried out.
     pub(crate) done: bool,
     pub(crate) members: MemberList,
 }
@@ -234,7 +234,7 @@ impl LeaseService {
         LeaseSays { holder: state.holder.map(|(holder, _)| holder), done, members: state.members.clone() }
     }
 
-    /// Who has it, for whoever judges.
+    /// Returns the holder, for code outside the simulated cluster.
     pub(crate) fn holder(&self, now: Duration) -> Option<Holder> {
         self.apply(usize::MAX, now, LeaseAsk::See).holder
     }

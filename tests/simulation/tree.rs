@@ -1,7 +1,7 @@
-//! One node's tree: what was made here, and what others said.
+//! A node's tree: what was made here, and what other nodes reported.
 //!
-//! Owns: names, files with the rules of their states, what is to be told, carrying out what others told, as the engine's
-//! namespace does (`mirror`, `outgoing`). Does not own: whom to ask, bytes of copies.
+//! Owns: names, files with the rules of their states, unpublished changes, applying other nodes' changes, as the
+//! engine's namespace does (`mirror`, `outgoing`). Does not own: which node to ask, bytes of copies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(crate) enum Entry {
 #[derive(Debug, Clone)]
 pub(crate) struct Own {
     pub(crate) fate: FileFate,
-    /// What is in each chunk.
+    /// Content of each chunk.
     pub(crate) chunks: Vec<u64>,
     pub(crate) writers: Vec<WriterFact>,
     opened_ns: i64,
@@ -100,7 +100,7 @@ impl Tree {
         }
     }
 
-    // What is here.
+    // Reading the tree.
 
     /// The number of a directory, which it keeps under other names.
     pub(crate) fn directory(&self, path: &[u8]) -> Option<u64> {
@@ -123,7 +123,7 @@ impl Tree {
         self.own.iter()
     }
 
-    /// What is in a directory.
+    /// Returns the states of a directory's entries.
     pub(crate) fn entries(&self, directory: &[u8]) -> Option<Vec<NodeState>> {
         self.directory(directory)?;
         let below = self.names.range(directory.to_vec()..).filter(|(path, _)| split(path).0 == directory);
@@ -167,7 +167,7 @@ impl Tree {
         matches!(&told.kind, NodeKind::File(facts) if self.dropped.contains(&facts.file))
     }
 
-    // What is done here.
+    // Changes made here.
 
     pub(crate) fn make_directory(&mut self, path: &[u8]) {
         if self.directory(path).is_none() {
@@ -229,7 +229,7 @@ impl Tree {
         }
     }
 
-    /// What became of the processes that wrote.
+    /// Updates the fates of the processes that wrote.
     pub(crate) fn fates(&mut self, change: impl Fn(&mut WriterFact) -> bool) {
         let mut touched = Vec::new();
         for (file, own) in &mut self.own {
@@ -283,7 +283,7 @@ impl Tree {
         true
     }
 
-    // What is to be told.
+    // Changes to publish.
 
     fn tell(&mut self, operation: NameOperation) {
         if self.operations.len() >= OPERATIONS_MAX {
@@ -327,7 +327,7 @@ impl Tree {
         self.names.keys().filter_map(|path| self.state_of(path)).collect()
     }
 
-    // What others did.
+    // Changes from other nodes.
 
     pub(crate) fn follow(&mut self, operation: &NameOperation, home: Incarnation) {
         match operation {
@@ -358,7 +358,7 @@ impl Tree {
                     self.make_file(&told.path, facts.file, home);
                 }
                 let is_homes = facts.file.incarnation == home && home != self.life;
-                // What nobody else says of it is better than nothing.
+                // If no other report of the file exists, any report is better than none.
                 if is_homes || !self.told.contains_key(&facts.file) {
                     self.told.insert(facts.file, (**facts).clone());
                 }

@@ -1,7 +1,7 @@
-//! One cluster and all that surrounds it.
+//! A cluster and all that surrounds it.
 //!
-//! Owns: the machines with what outlives a daemon and what dies with a node, time, the log, the counts. Does not own: what a node
-//! does (`node`), what happens to it (`faults`), what must hold (`invariants`).
+//! Owns: the machines with what outlives a daemon and what dies with a node, time, the log, the counts. Does not own: a node's
+//! behaviour (`node`), its faults (`faults`), the promises (`invariants`).
 
 use super::exec::{Exec, Owner, Sleep};
 use super::invariants::Truth;
@@ -24,10 +24,10 @@ const LOG_LINES_OF_ONE: usize = 200_000;
 /// Where the walls of all clocks began, before each is wrong: far from 0, so that an hour back is a time too.
 const WALL_NS: i64 = 1_700_000_000_000_000_000;
 
-/// One machine: what is there while no daemon runs.
+/// A machine: the state that exists while no daemon runs.
 pub(crate) struct Machine {
     pub(crate) name: NodeName,
-    /// How wrong its wall clock is.
+    /// Error of the machine's wall clock.
     pub(crate) skew_ns: Cell<i64>,
     /// Tier-1 and the journal. Lost with the node, kept when only the daemon dies.
     pub(crate) memory: RefCell<Option<Rc<Memory>>>,
@@ -82,7 +82,7 @@ impl World {
         u64::try_from(self.now().as_millis()).expect("no world lasts that long")
     }
 
-    /// What the clock on a machine's wall says.
+    /// Returns the wall-clock time of a machine.
     pub(crate) fn wall_ns(&self, machine: usize) -> i64 {
         let since = i64::try_from(self.now().as_nanos()).expect("no world lasts that long");
         WALL_NS + since + self.machines[machine].skew_ns.get()
@@ -132,13 +132,13 @@ impl World {
         node.begin();
     }
 
-    /// Only the daemon dies. Its memory, and what writes, go on.
+    /// Kills only the daemon. The machine's memory, and the writing processes, go on.
     pub(crate) fn kill_daemon(&self, machine: usize) {
         self.exec.resume(machine);
         self.exec.kill(machine);
         let daemon = self.machines[machine].daemon.borrow_mut().take();
         if let Some(daemon) = daemon {
-            // They know each other.
+            // Breaks the cycle: the daemon and its coordinator hold each other.
             *daemon.seat.borrow_mut() = Seat::Unknown;
             self.note(|| format!("{}'s daemon dies", self.machines[machine].name));
         }
