@@ -1,6 +1,7 @@
 //! The contract of a Tier-3 store, run over a directory, memory, and S3, Google's and Azure's stores over real HTTP.
 //!
-//! Owns: what every store promises. Does not own: what only one of them can do wrong (its own tests, and suite s3).
+//! Owns: the promises of every store. Does not own: errors that only one store can make (its own tests, and suite
+//! s3).
 
 use bytes::Bytes;
 use futures::future::join_all;
@@ -76,7 +77,7 @@ async fn the_clouds_were_asked_for_conditions_and_parts() {
     }
 }
 
-/// One test per check and implementation, so that a failure names both.
+/// Makes a test for each check and implementation, so that a failure names both.
 macro_rules! contract {
     ($($check:ident),+ $(,)?) => {
         contract!(@store posix, $($check),+);

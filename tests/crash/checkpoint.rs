@@ -1,6 +1,7 @@
 //! A checkpoint that needs no framework: safetensors shards with an index, whose bytes follow from a seed.
 //!
-//! It owns writing one and reading it back. It does not own when the daemon dies meanwhile, so both give errors.
+//! Owns: writing a checkpoint and reading it back. Does not own: when the daemon dies meanwhile. Both functions
+//! thus return errors.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ pub(crate) struct Checkpoint {
     files: Vec<(String, Vec<u8>)>,
 }
 
-/// What reading a checkpoint back showed.
+/// The state in which a checkpoint was read back.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Whole,
@@ -89,7 +90,7 @@ impl Checkpoint {
     }
 }
 
-/// One tensor of bytes in the safetensors format: header length, header, data.
+/// Returns a tensor of bytes in the safetensors format: header length, header, data.
 fn safetensors(tensor: &str, data: &[u8]) -> Vec<u8> {
     let header =
         json!({tensor: {"dtype": "U8", "shape": [data.len()], "data_offsets": [0, data.len()]}}).to_string();

@@ -1,8 +1,8 @@
-//! Stopped at every named step, does restart tell the truth? Real daemons, killed by SIGKILL, and an auditor who
-//! reads Tier-3 without the engine.
+//! Stopped at every named step, does restart tell the truth? Real daemons, killed by SIGKILL, and an auditor
+//! that reads Tier-3 without the engine.
 //!
-//! It owns the two questions after a death: is the checkpoint committed or absent, never half; and does the next
-//! save work. The list of steps is the daemon's own (`ckptd step-points`).
+//! Owns: the two questions after a death: is the checkpoint committed or absent, never half; and does the next
+//! save work? Does not own: the list of steps (`ckptd step-points`).
 
 mod checkpoint;
 
@@ -64,7 +64,7 @@ fn killed_at_any_moment_a_checkpoint_is_committed_or_absent() {
             thread::sleep(delay);
             process::kill_node(keeper);
         });
-        // Its answer does not matter: the daemon dies somewhere in it, or just after it.
+        // The answer of `flush` does not matter: the daemon dies somewhere in it, or just after it.
         daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
         killer.join().expect("the killer ends");
         let status = daemon.wait_for_death(DEATH_LIMIT).expect("it was killed");

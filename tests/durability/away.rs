@@ -264,7 +264,7 @@ fn a_tier3_that_fills_up_in_mid_upload_takes_everything_once_there_is_room() {
     assert_all_come_back(daemon, 1..=7);
 }
 
-/// What must be so while a daemon that took over may not write to Tier-3: it saves step 3. `why` is a word of the reason.
+/// Saves step 3 and checks a daemon that took over and may not write to Tier-3. `why` is a word of the expected reason.
 fn assert_serves_meanwhile(daemon: &Daemon, why: &str) {
     save_steps(daemon, 3..=3);
     let problem = wait_away(daemon);

@@ -1,4 +1,4 @@
-//! One bit flips in a copy: it is found, named, healed from another copy, and never served.
+//! A bit flips in a copy: the damage is found, named, healed from another copy, and never served.
 //!
 //! Owns: data in Tier-1 and in Tier-3. Does not own: markers and manifests (`documents`).
 
@@ -187,7 +187,7 @@ fn a_file_without_a_good_copy_is_named_and_never_served() {
         "a copy that is known to be bad is served: {:?}",
         read.map(|bytes| bytes.len())
     );
-    // What is known to be bad must not become the durable truth either.
+    // Bytes that are known to be bad must not become durable either.
     let output = daemon.ctl(&["flush", "--wait", "--timeout", "5"]);
     assert_ne!(output.status.code(), Some(0), "{}", shown(&output));
     assert_ne!(daemon.checkpoint(PATH).expect("it is listed")["state"], "committed");
@@ -449,7 +449,7 @@ fn a_flush_and_an_end_name_what_only_memory_holds_and_write_it_again_when_they_c
     let left = vec![(PATH.to_owned(), "damaged".to_owned())];
     assert_eq!(flushed(&daemon), (Some(1), left), "the only good copy is in memory");
     assert_eq!(durable(&daemon), Value::Null);
-    // It can be written again, and nobody asks for a verify.
+    // Now the object can be written again, without a verify.
     fs::remove_file(&given_up).unwrap();
     assert_eq!(flushed(&daemon), (Some(0), vec![]));
     assert!(fs::read(&object).unwrap() == bytes, "it was not written again");

@@ -58,7 +58,7 @@ fn a_second_stand_alone_daemon_is_refused_and_the_successor_of_a_dead_one_is_not
     save(&third, "run/step2.pt", &noise(2, MIB));
     third.flush();
 
-    // One that is superseded learns of it without writing anything.
+    // A superseded daemon learns of it without writing anything.
     let fourth = Daemon::start(over(shared.path()));
     let fenced = process::until(Duration::from_secs(15), || has_problem(&third, "fenced").then_some(()));
     assert!(fenced.is_some(), "{:#?}", problems(&third));
@@ -66,7 +66,7 @@ fn a_second_stand_alone_daemon_is_refused_and_the_successor_of_a_dead_one_is_not
     third.stop_with_status();
 }
 
-/// What is committed stays so; names that only the older one was told of are not passed over.
+/// Committed checkpoints stay committed. Names that only the older daemon knew of are reported, not passed over.
 #[test]
 fn names_that_a_fenced_daemon_did_not_tell_are_said_by_flush_and_by_its_end() {
     let shared = tempfile::tempdir().unwrap();

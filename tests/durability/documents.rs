@@ -1,8 +1,8 @@
-//! A marker, a manifest or another document in Tier-3 is damaged or contradicts itself: it is never believed, and what was
-//! committed before it counts. What the daemon knows is written again.
+//! A marker, a manifest or another document in Tier-3 is damaged or contradicts itself: the daemon never believes it, and
+//! uses the version committed before it. The daemon rewrites documents whose content it knows.
 //!
-//! Owns: every kind of damage to the documents of one version, each tried on a daemon of its own. Does not own: the
-//! data (`bytes`), the rules of the format (protocol).
+//! Owns: every kind of damage to the documents of one version, each tried on a daemon of its own. Does not own: the data
+//! (`bytes`), the rules of the format (protocol).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ const FILE_BYTES: usize = 70_001;
 /// Damage to the documents of the second version; gives the key that `status` must name.
 type Damage = fn(&Version) -> PathBuf;
 
-/// One committed version in a directory.
+/// A committed version in a directory.
 struct Version {
     marker: PathBuf,
     manifest: PathBuf,
@@ -166,7 +166,7 @@ fn a_document_that_is_not_believed_is_never_served_and_the_version_before_it_is(
         let copy = made.scratch("copies").join(number.to_string());
         tier3::copy_out(&pristine, &copy);
         let key = damage(&Version::newest(&copy));
-        // One after the other, each told: a list of what is wrong says more than the first.
+        // Each kind of damage is tried, even after a failure: a list of all failures says more than the first.
         let tried = std::panic::catch_unwind(|| passes_over(&copy, &key, [&first, &third]));
         if tried.is_err() {
             wrong.push(*what);
@@ -202,7 +202,8 @@ fn passes_over(tier3_dir: &Path, key: &Path, [first, third]: [&[u8]; 2]) {
     assert_eq!(daemon.checkpoint(PATH).expect("it is listed")["state"], "committed");
 }
 
-/// One committed checkpoint, a directory or a file, and a file outside; then the damage, and a start with empty memory.
+/// Makes a committed checkpoint, a directory or a file, and a file outside; then does the damage, and starts with empty
+/// memory.
 fn only_checkpoint(path: &str, damage: impl FnOnce(&Path)) -> Daemon {
     let mut daemon = Daemon::start(options("128MiB", CONFIG));
     daemon.assert_passthrough();
@@ -293,7 +294,7 @@ fn a_damaged_document_of_the_only_checkpoint_is_an_error_and_not_step_zero() {
         daemon.stop_with_status();
         daemon.start_again();
         is_an_error_everywhere(&daemon, path, what);
-        // It is over when somebody removes it, for good, or when the job has saved again.
+        // The error ends when a person removes the checkpoint for good, or when the job has saved it again.
         let top = daemon.mount().join(path.split('/').take(2).collect::<Vec<_>>().join("/"));
         let output = daemon.ctl(&["rm", top.to_str().unwrap()]);
         assert!(output.status.success() && !top.exists(), "{what}: {}", shown(&output));
@@ -525,7 +526,7 @@ fn a_loose_file_whose_newest_sidecar_is_not_believed_is_an_error_and_a_tree_is_p
     daemon.stop_with_status();
     daemon.start_again();
     are_errors(&daemon);
-    // It is over when the file is saved again, or removed. Then the older generation can be had, as the newest.
+    // The error ends when the file is saved again, or removed. Then the older generation can be read, as the newest.
     save(&daemon, "run/once.txt", b"again");
     for path in ["run/notes.txt", "run/bytes.txt"] {
         fs::remove_file(daemon.mount().join(path)).unwrap();

@@ -1,7 +1,7 @@
-//! What others may do to a daemon, and see of its files: whoever has no right gets nothing, and what is taken away is noticed.
+//! Rights of other users on a daemon and its files: a process without rights gets nothing, and a removal is noticed.
 //!
-//! Owns: modes in a directory store, descriptors, a mount and a state directory that somebody removes. Does not own: what is refused
-//! at a start (`refusals`), the state directory's files (unit tests of ckptd).
+//! Owns: modes in a directory store, descriptors, a mount and a state directory that someone removes. Does not own: refusals at a
+//! start (`refusals`), the state directory's files (unit tests of ckptd).
 
 use std::fs::{self, File, Permissions};
 use std::net::TcpStream;

@@ -20,14 +20,15 @@ const PATH: &str = "run/step1.pt";
 const PLAIN: &str = "plain/step1.pt";
 /// Three chunks, the last one short and of an odd length.
 const FILE_BYTES: usize = 20 * MIB + 7;
-/// Of BF16 nearly a third goes: the exponents, less what they still say.
+/// Largest share of BF16 bytes after encoding: the exponents shrink to the little that they say, which saves nearly a
+/// third.
 const BF16_RATIO_MAX: f64 = 0.75;
 
 fn config(codec: &str) -> String {
     format!("{CONFIG}[compression]\ncodec = \"{codec}\"\n[compression.runs.\"plain\"]\ncodec = \"none\"\n")
 }
 
-/// What torch.save leaves of a BF16 model: a little that is no tensor, then weights, nearly normal.
+/// Returns bytes as torch.save writes a BF16 model: a few bytes outside tensors, then weights, nearly normal.
 fn checkpoint(seed: u64, size_bytes: usize) -> Vec<u8> {
     let mut bytes = b"archive/data.pkl PK\x03\x04".repeat(16);
     bytes.resize(bytes.len().next_multiple_of(64), 0);
@@ -78,7 +79,7 @@ fn an_encoded_checkpoint_is_smaller_in_tier3_and_comes_back_bit_for_bit() {
         let most = if codec == "planes" { BF16_RATIO_MAX } else { 0.97 };
         assert!(ratio < most, "{codec}: {ratio}");
         assert_eq!(lengths(&said).iter().sum::<u64>(), fs::metadata(&object).unwrap().size());
-        // What does not shrink, and a run that says no, are as they always were.
+        // A file that does not shrink, and a run without a codec, are written as before.
         for (path, content) in [("run/step2.pt", &loud), (PLAIN, &bytes)] {
             let plain = manifest(&tier3, path);
             assert_eq!(plain["format"], 1);

@@ -1,6 +1,6 @@
-//! SIGTERM: what is complete is made durable, what is not is named, and the end comes in bounded time.
+//! SIGTERM: complete checkpoints are made durable, the others are named, and the end comes in bounded time.
 //!
-//! Owns: the exit status and what is in Tier-3 afterwards. Does not own: deaths that nobody asked for (suite crash).
+//! Owns: the exit status and the content of Tier-3 afterwards. Does not own: deaths without a request (suite crash).
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -17,7 +17,7 @@ use crate::site::{
     start,
 };
 
-/// What a program never closes, or never completes, is waited for shortly.
+/// Returns a configuration with a short wait for files that a program never closes, or never completes.
 fn short_grace() -> String {
     format!("{CONFIG}[shutdown]\ngrace_s = 1\n")
 }
@@ -45,7 +45,7 @@ fn sigterm_commits_what_is_complete_and_exits_0() {
     daemon.stop();
 }
 
-/// What lies in a folder outlives the process, and nobody would give that memory back.
+/// Memory in a folder would outlive the process, and nothing would free it.
 #[test]
 fn memory_in_a_folder_goes_with_the_node_s_life_and_stays_over_a_daemon_s_death() {
     if !machine::can_mount() {
@@ -158,10 +158,10 @@ for file in files:
 fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
     let Some(mut daemon) = start(options("256MiB", &short_grace())) else { return };
     let shards = [noise(11, 3 * MIB + 1), noise(12, MIB)];
-    // What a job can load instead: without it all of this would stay in sight.
+    // A job can load this checkpoint instead. Without it all the others would stay visible.
     save(&daemon, "dcp/whole_step0.pt", &noise(10, MIB));
     daemon.wait_committed("dcp/whole_step0.pt", Duration::from_secs(60));
-    // The index never came; and of another the last shard is still open.
+    // The first checkpoint never gets its index. The second has its last shard still open.
     for (number, bytes) in shards.iter().enumerate() {
         save(&daemon, &format!("dcp/step-1/__{number}_0.distcp"), bytes);
     }
@@ -229,7 +229,7 @@ fn after_a_preemption_the_job_finds_the_newest_whole_save_and_a_tracker_that_nam
     save(&daemon, "run/global_step10/mp_rank_00_model_states.pt", &noise(9, MIB));
     save(&daemon, "run/latest", b"global_step10");
     daemon.flush();
-    // One rank's part is whole, the other's is not, and `latest` waits for nobody.
+    // Rank 0's part is whole, rank 1's is not, and `latest` was written without a barrier.
     let cut = run.join("global_step20/zero_pp_rank_1_mp_rank_00_optim_states.pt");
     save(&daemon, "run/global_step20/zero_pp_rank_0_mp_rank_00_optim_states.pt", &noise(3, MIB));
     save(&daemon, "run/latest", b"global_step20");
@@ -542,7 +542,7 @@ fn sigterm_takes_no_directory_for_whole_whose_job_is_killed_while_it_waits() {
     }
     daemon.wait_committed("run/step_1", Duration::from_secs(20));
     let mut job = Rank::start(&run, None);
-    // What the shell does by itself makes it the writer.
+    // The shell writes by a builtin, which makes the shell the writer.
     job.does("mkdir step_2; printf %s state >step_2/model.pt");
     let killer = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(700));

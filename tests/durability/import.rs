@@ -113,7 +113,7 @@ fn what_others_wrote_is_on_the_mount_and_is_never_changed_or_deleted() {
     daemon.stop();
     daemon.start_again();
     holds(&daemon, &[30, 100], "after retention and the sweep of the next start");
-    // What is saved beside them is ordinary, and what was imported goes into it like any file.
+    // Later saves beside the imported checkpoints are ordinary, and an imported file moves into them like any file.
     fs::rename(daemon.mount().join(&p30).join(SHARDS[1]), daemon.mount().join("moved.bin")).unwrap();
     daemon.flush();
     assert_holds(&daemon, "moved.bin", &shard(30, 1), "renamed");

@@ -1,4 +1,4 @@
-//! What is given up and what is kept: retention, pins, `rm`, and the way back from a removal.
+//! Retention, pins, `rm`, and undoing a removal: the versions that are retired, and those that are kept.
 //!
 //! Owns: the demands on Tier-3 and on the tree, read without the engine. Does not own: the policy's own rules (protocol),
 //! removals over a restart (`wishes`).
@@ -122,12 +122,12 @@ fn a_removal_is_a_wish_and_can_be_taken_back() {
         assert_holds(&daemon, "run/step-9/b.pt", &bytes(10), "undeleted");
         daemon.flush();
         assert_eq!(daemon.checkpoint(&path(1)).unwrap()["version"], 1, "the same bytes make no new version");
-        // What came back can be removed, and come back, again.
+        // A checkpoint that came back can be removed, and come back, again.
         fs::remove_file(daemon.mount().join(path(1))).unwrap();
         fs::remove_dir_all(&place).unwrap();
         daemon.flush();
     }
-    // What came back is a file like any other: it is saved anew, and committed.
+    // A checkpoint that came back is a file like any other: saving it again commits a new version.
     daemon.ctl_json(&["undelete", "@1"]);
     save(&daemon, &path(1), &bytes(12));
     daemon.flush();
@@ -336,7 +336,7 @@ fn stopped_at_any_step_of_a_retirement_nothing_is_half_there() {
         daemon.stop();
         daemon.set_env(STOP_AT, Some(&format!("{stop}:1")));
         daemon.start_again();
-        // Its daemon dies under it; what it prints does not matter.
+        // The daemon dies during the command, whose output does not matter.
         daemon.ctl(&["rm", "@1"]);
         let status = daemon.wait_for_death(DEATH_LIMIT).unwrap_or_else(|| panic!("{stop} was never reached"));
         assert_eq!(status.signal(), Some(9), "{stop}: {}", daemon.log_tail());
@@ -366,7 +366,8 @@ fn a_checkpoint_that_is_given_up_while_verify_runs_is_not_said_to_be_lost() {
     saved(&daemon, 1..=6);
     fs::remove_file(daemon.mount().join(path(1))).unwrap();
     daemon.flush();
-    // What is in the tree has its turn first. Its documents are read before anything is listed, so only its bytes are held.
+    // Verify handles the checkpoints in the tree first. It reads their documents before it lists anything, so only their
+    // bytes are held.
     let objects = server.objects("p").unwrap();
     let bytes_of = |step: u64| objects.keys().find(|key| key.ends_with(&format!("/step{step}.pt")));
     let held: Vec<usize> = (2..=6)

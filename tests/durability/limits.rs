@@ -21,9 +21,9 @@ use crate::site::{CONFIG, noise, options, problems, save, start};
 
 /// Linux takes paths of 4095 bytes and a terminating zero.
 const PATH_BYTES: usize = 4095;
-/// What the daemon may take besides mapped pages of Tier-1, without files.
+/// Anonymous memory that the daemon may take without files, besides mapped pages of Tier-1.
 const ANONYMOUS_KIB: u64 = 64 << 10;
-/// What it may take for each file.
+/// Bytes that the daemon may take for each file.
 const BYTES_PER_FILE: u64 = 4500;
 
 /// A name of exactly `bytes` bytes.
@@ -220,7 +220,8 @@ fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).expect("the daemon runs").count()
 }
 
-/// What the daemon may have open whatever the number of files in memory: threads, connections, objects on their way.
+/// Descriptors that the daemon may have open for any number of files in memory: threads, connections, objects on their
+/// way.
 const DESCRIPTORS: usize = 2000;
 
 #[test]

@@ -1,6 +1,6 @@
 //! Files that belong to no checkpoint: logs that were killed, stay open or are appended to, and their generations in Tier-3.
 //!
-//! Owns: what is in Tier-3 of them, and what a restart and the reports show. Does not own: renames and removals (`wishes`).
+//! Owns: their objects in Tier-3, and what a restart and the reports show. Does not own: renames and removals (`wishes`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -96,7 +96,7 @@ fn what_keeps_a_temporary_name_when_its_writer_has_ended_is_a_file_like_others()
         assert!(sh(&format!("echo left >{name}")).success());
     }
     assert_eq!(sh("exec 3>cut.incomplete; echo left >&3; kill -9 $$").signal(), Some(9));
-    // Its program lives and is about to rename it, and nobody waits for that.
+    // The file's program lives and is about to rename it, and the flush does not wait for that.
     save(&daemon, "run/renamed.tmp", b"in flight");
     daemon.flush();
     assert!(objects(&daemon, "run/renamed.tmp").is_empty());
@@ -112,7 +112,8 @@ fn what_keeps_a_temporary_name_when_its_writer_has_ended_is_a_file_like_others()
     daemon.stop();
 }
 
-/// S-logs, S-links. It hit the flush that said "all committed", and the stop after it that ended with 0.
+/// S-logs, S-links. The bug behind this test slipped past the flush, which said "all committed", and past the stop after it,
+/// which ended with 0.
 #[test]
 fn a_temporary_name_in_a_committed_checkpoint_is_kept_and_takes_no_other_name_with_it() {
     let Some(mut daemon) = start(options("128MiB", NEVER_SETTLES)) else { return };
@@ -130,7 +131,7 @@ fn a_temporary_name_in_a_committed_checkpoint_is_kept_and_takes_no_other_name_wi
          ln checkpoint-1/x.tmp checkpoint-2/extra.bin; ln checkpoint-2/x.tmp checkpoint-1/extra.bin"
     ));
     daemon.flush();
-    // Its program lives and is about to rename it, and nobody waits for that.
+    // The file's program lives and is about to rename it, and the flush does not wait for that.
     save(&daemon, "run/checkpoint-1/going.tmp", b"in flight");
     daemon.flush();
     assert!(objects(&daemon, "run/checkpoint-1/going.tmp").is_empty());
@@ -163,7 +164,7 @@ fn a_temporary_name_in_a_committed_checkpoint_is_kept_and_takes_no_other_name_wi
         assert_holds(&daemon, "run/checkpoint-1/going.tmp", b"in flight", "its memory ended first");
         assert_eq!(version(&daemon), before, "{end}: what lies beside a version changes nothing of it");
     }
-    // They hold back no later save of the same name.
+    // Files with temporary names hold back no later save of the same checkpoint.
     sh(&format!("cd checkpoint-1; {model}; echo again >extra.bin"));
     daemon.flush();
     assert_ne!(version(&daemon)[0].0, before[0].0, "it is committed anew");
@@ -181,7 +182,7 @@ fn a_log_that_stays_open_is_uploaded_when_somebody_asks_and_at_the_end() {
     assert_eq!(copies(&daemon), Some(0));
     // Within a tick of the kernel's clock a further write would not show, and nothing would be claimed.
     std::thread::sleep(Duration::from_millis(100));
-    // It ends by itself, and names what may get more bytes.
+    // The flush ends by itself, and names the files that may get more bytes.
     let flush = daemon.ctl(&["flush", "--wait"]);
     assert_eq!(flush.status.code(), Some(1), "{}", shown(&flush));
     assert!(shown(&flush).contains("run/train.log"), "{}", shown(&flush));
@@ -246,7 +247,8 @@ fn what_is_appended_is_uploaded_and_what_was_there_is_not_again() {
     let verified = daemon.ctl_json(&["verify", "--deep"]);
     assert_eq!((&verified["files"], &verified["unrecoverable"]), (&1.into(), &serde_json::json!([])));
     assert_holds(&daemon, "run/metrics.jsonl", &bytes, "from four objects");
-    // What changes in the middle takes what follows with it, and goes on from what a daemon before this one uploaded.
+    // A change in the middle makes all bytes from its chunk on upload again. The chunks before it stay as an earlier daemon
+    // uploaded them.
     let mut update = OpenOptions::new().write(true).open(&file).unwrap();
     std::io::Seek::seek(&mut update, std::io::SeekFrom::Start(whole - 1)).unwrap();
     update.write_all(b"#").unwrap();

@@ -1,4 +1,5 @@
-//! What is bad, full, away or contradicted: does Tidemark say so, serve only right bytes, and lose nothing sealed?
+//! Damage, lack of room, absence and contradiction: does Tidemark report them, serve only right bytes, and lose
+//! nothing sealed?
 //!
 //! Owns: damage done to real daemons from outside, in memory and in Tier-3, the limits of names and sizes, refusals
 //! at start, and the ways to end. Does not own: death at a step of the commit (suite crash), frameworks, the calls

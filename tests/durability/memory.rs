@@ -105,7 +105,7 @@ fn what_was_just_removed_makes_room_for_the_next_save() {
     for round in 0..3 {
         fs::write(path("first"), &first).unwrap();
         fs::remove_file(path("first")).unwrap();
-        // Of no size that anybody could know, and at memory speed.
+        // The daemon cannot know the size of this write, which comes at memory speed.
         let written = fs::write(path(&format!("next-{round}")), &next);
         assert!(written.is_ok(), "round {round}: {written:?}");
         // The same over a rename.
@@ -167,7 +167,7 @@ fn a_tier1_that_is_full_of_what_may_not_give_way_is_a_problem() {
     let bytes = noise(40, 20 * MIB);
     fs::create_dir_all(daemon.mount().join("run/step1")).unwrap();
     assert!(!has_problem(&daemon, "tier1_full"));
-    // Of one checkpoint: a file beside it would be committed when the next one began, and give way.
+    // All shards belong to one checkpoint: a file beside it would be committed when the next one began, and give way.
     let failed =
         (0..5).find(|shard| fs::write(daemon.mount().join(format!("run/step1/{shard}.pt")), &bytes).is_err());
     assert!(failed.is_some(), "64 MiB took 100 MB");

@@ -1,6 +1,7 @@
-//! What `ckptctl` exits with when it is asked about a path, and what a path says of itself.
+//! Exit codes of `ckptctl` for questions about a path, and the attributes of a path.
 //!
-//! Owns: not found (3) against found, which place a typed path means, `user.tidemark.*`. Does not own: how answers look (the tests of ckptctl).
+//! Owns: not found (3) against found, the place that a typed path means, `user.tidemark.*`. Does not own: the look of answers (the tests of
+//! ckptctl).
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -68,7 +69,7 @@ fn a_path_that_names_nothing_is_not_found() {
     for words in [&["commit", "run/notes.txt"], &["show", "empty"], &["commit", "run"]] {
         assert_eq!(code(words).0, Some(3), "ckptctl {words:?}: {}", code(words).1);
     }
-    // What the job removed is still listed, and has no file in the tree that could be verified.
+    // A checkpoint that the job removed is still listed, and has no file in the tree that could be verified.
     fs::remove_file(daemon.mount().join("run/step2.pt")).unwrap();
     daemon.flush();
     for (words, expected) in
@@ -112,7 +113,7 @@ fn a_name_that_means_several_checkpoints_chooses_none_of_them() {
     daemon.flush();
     refused(&["rm", "one@100"], &["one/step100.pt", "one/checkpoint-100"]);
     assert!(daemon.mount().join("one/step100.pt").exists());
-    // What comes back is what is out of sight, whatever else has the step.
+    // `undelete` considers only hidden checkpoints, whatever else has the step.
     fs::remove_file(daemon.mount().join("one/step100.pt")).unwrap();
     daemon.flush();
     assert_eq!(daemon.ctl_json(&["undelete", "@100"])["checkpoint"]["path"], "one/step100.pt");
@@ -204,7 +205,7 @@ fn a_path_through_symbolic_links_is_about_what_they_lead_to() {
     }
     drop(open);
     daemon.flush();
-    // What is removed for good is what has the name, and a link is none of that.
+    // `rm` removes for good only a checkpoint's own name, and a link is none.
     for (link, target) in
         [("run7/last.ckpt", "step300.pt"), ("current/last.ckpt", "step300.pt"), ("current", "run7")]
     {
@@ -322,7 +323,7 @@ fn a_typed_path_means_the_same_whatever_path_leads_to_the_mount() {
         };
         process::until(Duration::from_secs(10), latest).expect("`latest` holds a path on the mount");
     }
-    // What is typed there could be anything below the mount's root.
+    // A path typed in a bind mount could be anything below the mount's root.
     mount_bind(&real, &bind).unwrap();
     let through_bind = show_in(&bind.join("run"), "step1.pt");
     unmount(&bind, UnmountFlags::DETACH).unwrap();
@@ -344,7 +345,7 @@ fn latest_is_what_was_whole_last_and_no_command_chooses_among_runs() {
         process::until(Duration::from_secs(10), || (latest()? == expected).then_some(()))
             .unwrap_or_else(|| panic!("{:?} does not become {expected:?}", latest()));
     };
-    // Of the only run both name the same.
+    // In a single run, the file `latest` and the command name the same checkpoint.
     let both_name = |name: &str| {
         named(name);
         assert_eq!(daemon.ctl_json(&["show", "latest"])["checkpoint"]["path"], name);
@@ -363,7 +364,7 @@ fn latest_is_what_was_whole_last_and_no_command_chooses_among_runs() {
     named("short/step5.pt");
     let refused = daemon.ctl(&["show", "latest"]);
     assert_eq!(refused.status.code(), Some(2), "{}", shown(&refused));
-    // What was removed is not offered.
+    // A removed checkpoint is not offered.
     remove("short/step5.pt");
     both_name("long/step900.pt");
     save(&daemon, "long/step950.pt", &noise(3, 70_000));
@@ -437,7 +438,7 @@ fn a_path_says_what_it_is_and_where_its_copies_are() {
     daemon.flush();
     assert_eq!(attribute(&file, "crc64nvme"), Ok(sum.clone()));
 
-    // They are not listed, and copies do not carry them.
+    // Listings leave the attributes out, and copies do not carry them.
     assert!(listed(&file).is_empty(), "{:?}", String::from_utf8_lossy(&listed(&file)));
     let copy = daemon.mount().join("copy.txt");
     let copied = Command::new("cp").arg("--preserve=all").arg(&file).arg(&copy).status().unwrap();

@@ -1,7 +1,7 @@
 //! A job that removes its old checkpoint before it writes the new one, and dies between the two.
 //!
-//! Owns: who removed it and how they ended, against what the next life of the job finds. Does not own: what a removal means
-//! for a restart and for Tier-3 (`wishes`, `keeping`).
+//! Owns: which process removed it and how that process ended, against what the next life of the job finds. Does not own: what a
+//! removal means for a restart and for Tier-3 (`wishes`, `keeping`).
 //!
 //! The job is Perl, which every Debian has: the shell cannot remove a file by itself.
 
@@ -179,7 +179,7 @@ fn a_removal_that_was_meant_stands() {
     wait_back(&daemon, OLD);
 }
 
-/// Its last save is hashed and looked at after its death only.
+/// The job's last save is hashed and verified only after the job's death.
 #[test]
 fn a_removal_stands_when_who_removed_it_is_killed_right_after_the_next_was_whole() {
     const SAVE_AND_REMOVE: &str = "my ($old, $new) = @ARGV; mkdir \"$new.tmp\"; \

@@ -53,9 +53,9 @@ fn what_a_program_left_open_that_ended_well_stays_in_sight_of_the_next_daemons()
     daemon.wait_committed("run/step1.bin", DECIDED_WITHIN);
     assert!(run_in(&run, &format!("exec 3>step2.bin; {WRITES} >&3; exit 0")));
     assert!(run_in(&run, &format!("exec 3>part; {WRITES} >&3; exit 0")));
-    // It is sealed as it is, and in Tier-3 with its doubt.
+    // The file is sealed as it is, and is in Tier-3 as undecided.
     wait_settled(&daemon, "run/step2.bin");
-    // The second of them has only the first one's word.
+    // The second replacement knows the exit only from the first one.
     for _ in 0..2 {
         replace(&daemon);
         std::thread::sleep(STAYS);

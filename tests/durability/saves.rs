@@ -1,7 +1,7 @@
 //! Saves that go another way than most: over an old one, by more ranks than before, of an older step, by two jobs at once, and
 //! with an index that lies.
 //!
-//! Owns: what is offered as the newest afterwards, and that nothing is two saves mixed. Does not own: what one index may say
+//! Owns: the newest checkpoint offered afterwards, and that nothing is two saves mixed. Does not own: what one index may say
 //! (protocol, beside the code), frameworks themselves (suite frameworks).
 
 use std::fs;
@@ -45,7 +45,7 @@ fn shard_name(rank: usize) -> String {
     format!("__{rank}_0.distcp")
 }
 
-/// What rank 0 writes last.
+/// Returns the index that rank 0 writes last.
 fn index(ranks: usize) -> Vec<u8> {
     let names: Vec<_> = (0..ranks).map(shard_name).collect();
     metadata(&names.iter().enumerate().map(|(rank, name)| (name.as_str(), MIB + rank)).collect::<Vec<_>>())
@@ -122,7 +122,7 @@ fn a_save_over_an_old_one_that_is_cut_at_any_file_leaves_the_old_one_whole() {
     assert!(holds(&daemon, "run/fixed", 20, 2), "saved whole at last, and there after a restart");
 }
 
-/// Its files are older than those that it had before, and it is newer.
+/// The replacing directory's files are older than the replaced ones, but its version is newer.
 #[test]
 fn a_checkpoint_that_an_older_directory_replaces_is_its_own_newest_version() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -151,7 +151,7 @@ fn a_checkpoint_that_an_older_directory_replaces_is_its_own_newest_version() {
     assert_eq!(versions(&daemon), (rest, rest), "as Tier-3 says it");
 }
 
-/// What four ranks wrote last time says nothing of eight.
+/// The four ranks of the last save say nothing about a save by eight.
 #[test]
 fn a_world_that_grows_is_whole_only_with_all_its_ranks() {
     let Some(daemon) = start(options("512MiB", CONFIG)) else { return };
@@ -232,7 +232,7 @@ fn a_step_that_goes_back_and_one_that_is_saved_twice_are_the_newest_when_they_ar
     );
 }
 
-/// What the daemon may take at any moment, whatever it is given to read.
+/// Anonymous memory that the daemon may take at any moment, whatever its input.
 const ANONYMOUS_KIB: u64 = 512 << 10;
 
 /// The most anonymous memory that a process has while this lives.

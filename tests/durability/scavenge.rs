@@ -1,5 +1,5 @@
-//! The trainer is gone and nobody gives a command: what it completed becomes durable by itself, what it was in the
-//! middle of does not, and stays for whoever wants to look.
+//! The trainer is gone and no command comes: its completed checkpoints become durable by themselves. The unfinished
+//! ones do not, and stay readable.
 //!
 //! Owns: the time between a trainer's death and the next one's start. Does not own: how the kernel tells a close from
 //! a death (suite mount), deaths of the daemon (suites crash and campaign).
@@ -15,7 +15,8 @@ use tidemark_tests::tier3;
 
 use crate::site::{CONFIG as QUICK, MIB, assert_holds, noise, options, start};
 
-/// What is torn stays where it is, so that what became of it is seen there; the suite's `shield` lets it go.
+/// Keeps torn checkpoints at their paths, so that the tests can read them there; the suite's `shield` lets them be
+/// hidden.
 const IN_SIGHT: &str = "[torn]\nhide = false\n";
 /// Many times `settle`.
 const COMMIT_LIMIT: Duration = Duration::from_secs(30);
@@ -49,7 +50,7 @@ fn what_a_dead_trainer_completed_is_committed_by_the_daemon_alone() {
         daemon.wait_committed("run/step2.pt", COMMIT_LIMIT);
         assert_eq!(tier3::commits(&daemon.tier3_dir(), "run/step2.pt").len(), 1, "{end}");
 
-        // What was cut is torn, named as such, and kept byte for byte.
+        // The cut saves are torn, named as such, and kept byte for byte.
         let torn: Vec<String> = pending(&daemon);
         assert_eq!(torn, ["run/step4.pt", "run/step_3"], "{end}");
         for path in ["run/step4.pt", "run/step_3"] {
@@ -78,7 +79,7 @@ fn what_a_dead_trainer_completed_is_committed_by_the_daemon_alone() {
     }
 }
 
-/// What `flush --wait` does not wait for, sorted; all of it must be torn.
+/// Returns the paths that `flush --wait` does not wait for, sorted; all of them must be torn.
 fn pending(daemon: &Daemon) -> Vec<String> {
     let output = daemon.ctl(&["flush", "--wait", "--timeout", "30", "-o", "json"]);
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
@@ -96,7 +97,7 @@ fn pending(daemon: &Daemon) -> Vec<String> {
     paths
 }
 
-/// What the runs say is their latest.
+/// Returns the latest checkpoints, as `status` lists them by run.
 fn latest(daemon: &Daemon) -> Vec<String> {
     let status = daemon.ctl_json(&["status"]);
     let runs = status["runs"].as_array().expect("a list");

@@ -1,8 +1,7 @@
-//! What a job finds that comes back after its last save was torn: the newest whole checkpoint, under whatever name it
-//! looks for one.
+//! A job comes back after its last save was torn: it must find the newest whole checkpoint, under whatever name it looks for.
 //!
-//! Owns: killed writers with ranks and without, a rank that dies alone, the ways back. Does not own: the frameworks
-//! themselves (suite frameworks), that nothing torn is committed (`scavenge`), what names a checkpoint (`trackers`).
+//! Owns: killed writers with ranks and without, a rank that dies alone, the ways back. Does not own: the frameworks themselves (suite
+//! frameworks), that nothing torn is committed (`scavenge`), names and links to checkpoints (`trackers`).
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -20,7 +19,7 @@ pub(crate) const SHIELD_LIMIT: Duration = Duration::from_secs(60);
 /// Several looks: what is not hidden by then stays.
 pub(crate) const STAYS: Duration = Duration::from_millis(2500);
 
-/// One rank of a job: a shell that does what it is told and says when it has.
+/// A rank of a job: a shell that carries out orders and reports each as done.
 pub(crate) struct Rank {
     shell: Child,
     orders: ChildStdin,
@@ -101,7 +100,7 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
     save_step(&mut ranks, 20, true);
     assert_holds(&daemon, "run/latest", b"global_step20", "the tracker lies");
 
-    // One rank dies: the others may go on, and a rank that restarts alone must find its peers' files.
+    // When rank 1 dies, the others may go on, and a rank that restarts alone must find its peers' files.
     ranks.pop().unwrap().kill();
     wait_torn(&daemon, "run/global_step20");
     std::thread::sleep(STAYS);
@@ -180,7 +179,7 @@ fn a_directory_goes_whose_maker_was_killed_before_anything_was_in_it() {
     trainer.kill();
     wait_hidden(&daemon, "run/step_2/.tmpAb12Cd");
     assert_eq!(names(&run), ["logs", "step_1"]);
-    // What comes before the weights, and no weights: it stays while a job could load nothing else.
+    // Only the files that come before the weights: they stay while a job could load nothing else.
     let mut trainer = Rank::start(&run, Some(("29505", 0, 1)));
     trainer.does("exec perl -e '$| = 1; mkdir \"step_4\"; open(F, \">step_4/config.json\"); close(F); print \"done\\n\"; <STDIN>'");
     trainer.kill();
@@ -216,7 +215,7 @@ fn a_whole_save_that_goes_with_what_is_torn_is_there_again_once_it_is_committed(
         job.does(order);
         job
     };
-    // What the shell does by itself makes it the writer.
+    // The shell writes by a builtin, which makes the shell the writer.
     job("steps", "mkdir step_4; printf %s four >step_4/model.pt").ends_well();
     job("last", "printf %s one >last.pt").ends_well();
     // The directory of such a model stays when its files go.
@@ -253,7 +252,7 @@ fn a_whole_save_that_goes_with_what_is_torn_is_there_again_once_it_is_committed(
     std::thread::sleep(STAYS);
     assert_eq!(names(&mount.join("steps")), ["step_4"]);
     assert_eq!(names(&mount.join("last")), ["last.pt"], "the version before");
-    // Its own version is nothing that a job could load instead, as long as its names would not come back.
+    // The step's own version is no substitute for a job, as long as its names would not come back.
     assert_eq!(names(&mount.join("first/step_1")), ["extra.pt", "model.pt"]);
 
     fs::rename(&away, &store).unwrap();
@@ -348,7 +347,7 @@ fn a_save_over_a_whole_one_is_whole_once_every_rank_has_written() {
     let run = daemon.mount().join("run");
     fs::create_dir(&run).unwrap();
     let job = || (0..2).map(|rank| Rank::start(&run, Some(("29508", rank, 2)))).collect::<Vec<_>>();
-    // What the shell does by itself makes it the writer.
+    // The shell writes by a builtin, which makes the shell the writer.
     let save = |ranks: &mut [Rank], rank: usize, save: u64| {
         ranks[rank].does(&format!("printf %s save{save} >ckpt_rank{rank}.pt"));
     };
@@ -447,7 +446,7 @@ fn a_directory_whose_writer_was_killed_between_two_files_is_not_whole() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     let run = daemon.mount().join("run");
     fs::create_dir(&run).unwrap();
-    // What the shell does by itself makes it the writer.
+    // The shell writes by a builtin, which makes the shell the writer.
     let model = |step: u64| format!("mkdir step_{step}; printf %s state >step_{step}/model.pt");
     let mut well = Rank::start(&run, None);
     well.does(&model(1));
@@ -512,7 +511,7 @@ fn a_save_that_the_node_died_in_is_no_empty_directory_afterwards() {
     daemon.wait_committed("run/step_1", SHIELD_LIMIT);
     let mut job = Rank::start(&run, None);
     job.does("mkdir -p ../other step_2/part; exec 3>step_2/part/model.pt; head -c 700000 /dev/zero >&3");
-    // It waits for what is open, in vain; the tree gets there meanwhile.
+    // The flush waits in vain for the open file; the tree gets to Tier-3 meanwhile.
     let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "3"]);
     assert!(!flushed.status.success() && shown(&flushed).contains("step_2"), "{}", shown(&flushed));
     daemon.kill9();
@@ -532,8 +531,8 @@ fn a_save_that_the_node_died_in_is_no_empty_directory_afterwards() {
     assert_eq!(names(&run.join("step_2")), ["empty", "part"]);
 }
 
-/// `save_pretrained` writes a model's card and its configuration before any weights: alone they must not outlive the job, whatever the
-/// node loses and whenever. Of one who ended well they are files like others.
+/// `save_pretrained` writes a model's card and its configuration before any weights. If the job dies, these files must not remain alone,
+/// whatever the node loses and whenever. If their writer ended well, they are ordinary files.
 #[test]
 fn what_comes_before_the_weights_is_not_there_alone_when_node_and_job_are_lost() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -582,7 +581,7 @@ fn what_comes_before_the_weights_is_not_there_alone_when_node_and_job_are_lost()
     daemon.kill9();
     daemon.start_again();
     assert_holds(&daemon, "run/checkpoint-3/README.md", b"card\n", "who wrote it ended well");
-    // Who lives and adds nothing may have meant just that.
+    // A writer that lives and adds nothing may have meant just these files.
     let mut notebook = Rank::start(&run, None);
     notebook.does(
         "exec perl -e '$| = 1; mkdir \"checkpoint-4\"; open(F, \">checkpoint-4/config.json\"); close(F); print \"done\\n\"; \

@@ -1,6 +1,6 @@
 //! Daemons, files and damage that the tests of this suite share.
 //!
-//! Owns: bytes from a seed, flipping one of them, where a copy lies. Does not own: what must follow.
+//! Owns: bytes from a seed, flipping one of them, the place of a copy. Does not own: what must follow.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
 use tidemark_tests::{machine, process};
 
-/// What one checksum covers; a file of the tests that flip bytes has more than one such chunk.
+/// Bytes under one checksum; a file of the tests that flip bytes has more than one such chunk.
 pub(crate) const CHUNK_BYTES: usize = 8 << 20;
 pub(crate) const MIB: usize = 1 << 20;
 
@@ -66,7 +66,7 @@ pub(crate) fn assert_holds(daemon: &Daemon, path: &str, bytes: &[u8], when: &str
 /// How long what was just closed may be unknown to `show`: the node looks at it on its own thread.
 const KNOWN_WITHIN: Duration = Duration::from_secs(20);
 
-/// What `show --files` says of a checkpoint that is one file.
+/// Returns the row of `show --files` for a checkpoint that is one file.
 pub(crate) fn shown_file(daemon: &Daemon, path: &str) -> Value {
     let place = daemon.mount().join(path);
     let arguments = ["show", place.to_str().expect("text"), "--files"];

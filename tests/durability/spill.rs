@@ -55,7 +55,7 @@ fn disk() -> Disk {
     disk
 }
 
-/// What is not the daemon's is there still, whatever it swept.
+/// Checks that the sweep has left foreign files alone.
 fn assert_untouched(disk: &Disk) {
     for name in ["not-ours", "tidemark-spill-but-not-ours/a"] {
         assert_eq!(fs::read(disk.path().join(name)).unwrap(), b"stays", "{name}");
@@ -232,7 +232,7 @@ fn a_full_spill_refuses_new_files_and_says_why() {
     for name in 0..saved {
         assert_holds(&daemon, &format!("shard{}.bin", "x".repeat(name)), &bytes, "saved before it was full");
     }
-    // What is committed gives way, and saves go on.
+    // Committed files give way, and saves go on.
     daemon.flush();
     for round in 0..4 {
         save(&daemon, &format!("more/{round}/model.bin"), &bytes);

@@ -1,7 +1,7 @@
-//! What names a checkpoint: trackers of frameworks, and symbolic links.
+//! Names of checkpoints: trackers of frameworks, and symbolic links.
 //!
-//! Owns: which checkpoint they name after a save that broke off, and that Tier-3 has them no sooner than that one. Does not own: what goes
-//! out of sight (`shield`).
+//! Owns: the checkpoint that they name after a save that broke off, and that Tier-3 has them no sooner than that checkpoint. Does not own:
+//! what is hidden (`shield`).
 
 use std::fs;
 use std::io::Write;
@@ -88,7 +88,7 @@ fn a_tracker_names_a_whole_save_that_has_not_settled() {
     assert_ne!(daemon.checkpoint("run/global_step10").expect("listed")["state"], "committed");
 }
 
-/// One rank is killed while it writes the tracker, and another of its session lives a moment longer.
+/// A rank is killed while it writes the tracker, and another of its session lives a moment longer.
 #[test]
 fn a_cut_tracker_waits_for_the_whole_save_that_it_was_to_name() {
     // Longer than this test.

@@ -1,6 +1,6 @@
-//! What stays in sight although it is not whole: what programs closed that ended well, and what a job has nothing else instead of.
+//! Incomplete checkpoints that stay visible: files of programs that ended well, and files that a job cannot replace by anything else.
 //!
-//! Owns: copies file by file, saves over saves, the first save of a run. Does not own: what goes out of sight (`shield`), the table
+//! Owns: copies file by file, saves over saves, the first save of a run. Does not own: what is hidden (`shield`), the table
 //! (`protocol::visibility`).
 
 use std::fs;
@@ -73,7 +73,7 @@ fn a_model_that_is_copied_file_by_file_stays_and_so_does_a_part_of_one() {
         assert_eq!(daemon.checkpoint("part").expect("listed")["state"], "settled");
         assert!(tier3::commits(&daemon.tier3_dir(), "part").is_empty(), "nobody has the shards");
     }
-    // What is not whole is the user's all the same.
+    // An incomplete checkpoint still belongs to the user, and is kept.
     daemon.stop_with_status();
     daemon.start_again();
     for (name, bytes) in &files {
@@ -159,7 +159,7 @@ fn what_a_killed_program_left_is_committed_under_no_other_name() {
     fs::create_dir(&run).unwrap();
     let mut job = Rank::start(&run, None);
     job.does("exec 3>model.msgpack; head -c 300000 /dev/zero >&3");
-    // One backup while it is written, and one of what was left.
+    // A backup during the write, and one of what was left.
     run_in(mount, "cp -al run run.early");
     job.kill();
     wait_torn(&daemon, "run/model.msgpack");
@@ -208,7 +208,7 @@ fn parts_that_were_closed_before_a_kill_are_kept_where_nothing_stands_in_for_the
     }
     job.does("exec 3>shard-00004.bin; head -c 50000 /dev/zero >&3");
     job.kill();
-    // Of what stays for ever the loss of the node takes nothing.
+    // A checkpoint that stays for ever must survive the loss of the node.
     let uploaded = || {
         let files = tier3::files_below(&daemon.tier3_dir().join("data"));
         (files.iter().filter(|file| file.metadata().is_ok_and(|found| found.len() >= 50_000)).count() >= 5)
@@ -226,7 +226,7 @@ fn parts_that_were_closed_before_a_kill_are_kept_where_nothing_stands_in_for_the
     assert_holds(&daemon, "data/shard-00004.bin", &vec![0; 50_000], "what there was of it");
 }
 
-/// What was torn went to Tier-3 with the rest; taking it away does not make that version whole.
+/// The torn file went to Tier-3 with the rest. Removing that file does not make the version whole.
 #[test]
 fn what_a_part_holds_besides_what_is_left_is_never_committed() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -354,7 +354,7 @@ fn what_a_program_leaves_open_that_ends_well_stays_and_is_kept_without_a_commit(
     run_in(&run, &format!("{whole} >part; cat part >step1.bin; rm part"));
     daemon.wait_committed("run/step1.bin", COMMITTED_WITHIN);
     run_in(&run, &format!("exec 3>step2.bin; {whole} >&3; exit 0"));
-    // One that fails leaves half of it.
+    // A program that fails leaves half of its file.
     let failed = Command::new("setsid")
         .args(["-w", "sh", "-c", &format!("exec 3>step3.bin; {whole} >&3; exit 1")])
         .current_dir(&run)
@@ -508,7 +508,7 @@ fn a_broken_file_that_no_trainer_wrote_is_kept_and_told_and_never_committed() {
     run_in(&daemon.mount().join("model"), &format!("cp {} .", source.display()));
     for restart in [false, true] {
         let told = || has_problem(&daemon, "broken").then_some(());
-        // What is only in Tier-3 is looked at when it is here.
+        // A file that is only in Tier-3 is examined once it is fetched.
         if restart {
             assert_holds(&daemon, "model/model.pt", &bytes, "with empty memory");
         }
@@ -567,7 +567,7 @@ fn a_log_that_is_open_or_cut_beside_a_whole_model_changes_nothing_of_it() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
     let source = daemon.scratch("source");
     let files = sharded(&source);
-    // What could be loaded instead.
+    // A model that could be loaded instead.
     run_in(daemon.mount(), &format!("mkdir models; cp -r {} models/base", source.display()));
     daemon.wait_committed("models/base", COMMITTED_WITHIN);
     let out = daemon.mount().join("models/out");
@@ -625,7 +625,7 @@ fn a_file_that_is_cut_beside_what_is_committed_takes_nothing_out_of_sight() {
     assert_eq!(names(&run.join("checkpoint-6")), all, "{events:#?}");
     assert!(!events.iter().any(|event| event["kind"] == "torn"), "{events:#?}");
     assert_eq!(daemon.checkpoint("run/checkpoint-6").expect("listed")["state"], "committed");
-    // One that closes what it adds, and fails.
+    // A process that closes the file that it adds, and fails.
     let mut job = Rank::start(&run.join("checkpoint-5"), None);
     job.does("exec 3>eval_results.json; echo {} >&3; exec 3>&-");
     job.kill();

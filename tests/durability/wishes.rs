@@ -1,8 +1,6 @@
-//! What a restart with empty memory shows: what the job removed stays removed, and what was never proven whole does
-//! not take the place of what was.
+//! A restart with empty memory: what the job removed stays removed, and an unproven save does not replace a proven one.
 //!
-//! Owns: the tree after a restart, against the tree before it. Does not own: the bytes themselves (`bytes`), SIGTERM
-//! (`ending`).
+//! Owns: the tree after a restart, against the tree before it. Does not own: the bytes themselves (`bytes`), SIGTERM (`ending`).
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -224,7 +222,7 @@ fn a_removal_that_tier3_knows_stands() {
     }
     let back: Vec<_> = away.iter().filter(|path| there(&daemon, path)).collect();
     assert_eq!(back, Vec::<&&str>::new(), "came back");
-    // It is no removal of what is saved there later, or put there again.
+    // The recorded removal does not apply to a file saved there later, or moved there again.
     save(&daemon, "run/anew.txt", b"anew");
     rename(&daemon, "run/once-0.txt", "run/a.txt");
     rename(&daemon, "run/once-1.txt", "one/step1.pt");
@@ -382,7 +380,7 @@ fn set_xattr(path: &Path, name: &str) {
     rustix::fs::lsetxattr(path, name, b"value", rustix::fs::XattrFlags::empty()).unwrap();
 }
 
-/// S-restart: "A name shows what it showed". What is offered is the newest *committed* version.
+/// S-restart: "A name shows what it showed". Only the newest *committed* version is offered.
 #[test]
 fn what_only_settled_is_shown_again_and_not_offered() {
     // Long against the time between two ranks' saves on a busy machine, which would be two versions.

@@ -1,4 +1,4 @@
-//! What the readers of content say of files that their packages wrote: none that is whole is broken, and those that are not are found.
+//! Verdicts of the content readers on files that their packages wrote: no whole file is called broken, and broken files are found.
 //!
 //! Owns: the comparison. Does not own: how a file is written, and how a save is broken off (`content_files.py`, and the scripts of
 //! `packages`).
@@ -20,7 +20,7 @@ const CUTS: u64 = 200;
 const CUTS_OF_A_SAVE: u64 = 5;
 /// Until here a format may need to be recognised: the longest header before the first sure sign is that of tar.
 const BEGINNING_BYTES: u64 = 512;
-/// Which cuts; without it one is drawn, and shown.
+/// Seed of the cuts; without it one is drawn, and shown.
 const SEED_ENV: &str = "TIDEMARK_CONTENT_SEED";
 
 fn judged(bytes: &[u8]) -> Judgement {
@@ -50,7 +50,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What was said of some files.
+/// The verdicts on some files.
 #[derive(Default)]
 pub(crate) struct Said {
     /// By format: files, those that are whole, cuts that were found.
@@ -101,7 +101,7 @@ impl Said {
     }
 }
 
-/// Of all files that a package saved: none is broken, and one that is whole is not when it is cut.
+/// Judges all files that a package saved: none is broken, and a whole file is no longer whole when it is cut.
 pub(crate) fn of_saves(directory: &Path, dice: &mut Dice) -> Said {
     let cuts = if machine::long() { CUTS } else { CUTS_OF_A_SAVE };
     let mut said = Said::default();
@@ -142,7 +142,7 @@ fn whole_files_are_not_broken_and_what_was_broken_off_is_found() {
         assert_eq!(found.verdict, Verdict::Broken, "{}: {}", path.display(), found.reason);
         println!("{}: {}", path.display(), found.reason);
     }
-    // What these formats cannot tell.
+    // Losses that these formats cannot reveal.
     for path in files(&scratch.path().join("fewer")) {
         let found = judged(&fs::read(&path).expect("a file of the test"));
         assert_eq!(found.verdict, Verdict::Whole, "{}: {}", path.display(), found.reason);

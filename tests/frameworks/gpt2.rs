@@ -15,7 +15,7 @@ const TIER1: &str = "5GiB";
 const SHARDED: &str = "runs/gpt2/step-2";
 const WHOLE: &str = "runs/gpt2/full/step-2.pt";
 
-/// What the training processes said before they were killed.
+/// Hashes that the training processes printed before they were killed.
 struct Saved {
     parts: Vec<Hashes>,
     full: Hashes,
@@ -87,7 +87,8 @@ fn loads(python: &Python, run: &str, saved: &Saved) {
     loads_alone(python, run, saved);
 }
 
-/// One process: the torch.save file, with and without mmap, and the distributed checkpoint as whole tensors.
+/// Loads in one process: the torch.save file, with and without mmap, and the distributed checkpoint as whole
+/// tensors.
 fn loads_alone(python: &Python, run: &str, saved: &Saved) {
     let printed = python.run(&script("gpt2.py"), &["load-alone", run]);
     for way in ["full", "mapped", "whole"] {

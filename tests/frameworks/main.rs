@@ -1,7 +1,7 @@
 //! Do unmodified frameworks save, die and resume? Real torch on the CPU, two gloo ranks, a real mount.
 //!
-//! The scripts beside this file know nothing of Tidemark: they take a path and print hashes. This suite owns when
-//! the daemon is stopped, and the comparison of what was saved with what is loaded.
+//! The scripts beside this file know nothing of Tidemark: they take a path and print hashes. Owns: when the
+//! daemon is stopped, and the comparison of what was saved with what is loaded.
 
 mod content;
 mod gpt2;
@@ -20,7 +20,7 @@ use tidemark_tests::python::Python;
 /// Short, so that a test can wait for many times of it.
 const SETTLE_S: f64 = 0.5;
 
-/// What every test here needs; `None` when the test was left out.
+/// Returns the environment that every test here needs; `None` when the test was left out.
 fn environment() -> Option<Python> {
     if machine::can_mount() { Python::find() } else { None }
 }

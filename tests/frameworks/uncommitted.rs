@@ -1,7 +1,8 @@
-//! What must stay uncommitted however long it is quiet: no index, a shard missing, a rank killed in mid-write, a
-//! closed file that is still mapped writable.
+//! Saves that must stay uncommitted however long they are quiet: no index, a shard missing, a rank killed in
+//! mid-write, a closed file that is still mapped writable.
 //!
-//! Each test saves something whole beside it, later, and waits until that is committed: so the daemon had its time.
+//! Each test then saves a whole checkpoint beside it, and waits until that is committed: so the daemon had its
+//! time.
 
 use std::fs;
 use std::thread::sleep;

@@ -21,8 +21,8 @@ const PASSTHROUGH_SINCE: (u32, u32) = (6, 9);
 const GUEST_LIMIT: Duration = Duration::from_secs(420);
 /// The tests of the mount suite there were when this was written. Fewer would mean that they were lost on the way.
 const TESTS_LEAST: usize = 51;
-/// Four tests of what only passthrough promises, and the ten of `mount/ends.rs`, which are written in Python: the guest has
-/// none. What they say of FALLBACK is looked at by the four of `mount/closing.rs` that are written in sh.
+/// Four tests of promises that only passthrough makes, and the ten of `mount/ends.rs`, which need Python: the guest has
+/// none. The four of `mount/closing.rs`, which are written in sh, check the same promises in FALLBACK.
 const LEFT_OUT_MOST: usize = 14;
 /// The tests' budgets of 512 MiB come one after the other, beside 100 MB of programs in memory.
 const GUEST_MEMORY: &str = "2G";
@@ -64,7 +64,7 @@ fn fallback_on_a_kernel_without_passthrough() {
     );
 }
 
-/// What the guest printed, without carriage returns.
+/// Output of the guest, without carriage returns.
 struct Console(String);
 
 impl Console {

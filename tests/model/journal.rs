@@ -1,6 +1,7 @@
 //! A journal that something has damaged: a namespace as it was at some moment, or a clear refusal, and never a panic.
 //!
-//! Owns: the damage, very many compactions, and what the next daemon knows of who wrote. Does not own: what each call does to a tree (`main`).
+//! Owns: the damage, very many compactions, and the next daemon's knowledge of the writers. Does not own: the effect of each call on a tree
+//! (`main`).
 
 use super::{Op, World, folder, tier1};
 use proptest::test_runner::{Config, TestRunner};
@@ -65,7 +66,7 @@ impl Journaled {
         Namespace::recover(settings, tier1, true, &mut |_| None)
     }
 
-    /// What is read must be the tree as it was at some moment.
+    /// Checks that recovery gives the tree as it was at some moment.
     fn check(&self, damaged: &[u8]) {
         match self.recover(damaged) {
             Ok(namespace) => {

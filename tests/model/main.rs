@@ -30,11 +30,11 @@ const O_RDWR: i32 = 2;
 const O_EXCL: i32 = 0o200;
 const O_TRUNC: i32 = 0o1000;
 
-/// What `Op::Special` makes, by its name's number.
+/// Special file that `Op::Special` makes, by its name's number.
 const SPECIALS: [Special; 4] =
     [Special::Pipe, Special::Socket, Special::CharacterDevice(0x103), Special::BlockDevice(u32::MAX)];
 
-/// One call. Nodes and handles are chosen by an index that wraps around what there is.
+/// A call. Nodes and handles are chosen by an index that wraps around the existing ones.
 #[derive(Debug, Clone)]
 enum Op {
     Create { dir: usize, name: usize, exclusive: bool, truncate: bool },
@@ -137,7 +137,7 @@ impl World {
         Caller { uid: 1, gid: 2, pid: 0, now_ns: self.now_ns, request: 0 }
     }
 
-    /// What lay there since before the namespace was rebuilt is verified before it is opened.
+    /// Verifies, before its open, a file that was there before the namespace was rebuilt.
     fn verify(&self, node: u64) {
         if self.namespace.is_unverified(node) {
             let view = self.namespace.view(node).expect("a sealed file with a name");
@@ -509,7 +509,7 @@ impl World {
         }
     }
 
-    /// It forgets an inode without a name after its last close.
+    /// Forgets an inode without a name after its last close, as the kernel does.
     fn forget_nameless(&self, node: u64) {
         if self.namespace.getattr(node).is_ok_and(|attr| attr.nlink == 0) {
             self.namespace.forget(node, 1);

@@ -1,6 +1,6 @@
-//! What other nodes are told of names, and what they told, over the end of a daemon.
+//! Changes of names, published to other nodes and received from them, over the end of a daemon.
 //!
-//! Does not own: who is told when (`engine::cluster`), several daemons (the `cluster` suite).
+//! Does not own: which node is notified when (`engine::cluster`), several daemons (the `cluster` suite).
 
 use super::{folder, tier1};
 use std::collections::BTreeMap;
@@ -131,9 +131,9 @@ fn what_others_told_is_carried_out_once() {
     assert_eq!((node.namespace.catalog_of(), node.namespace.heard_publications()), (None, BTreeMap::new()));
 }
 
-/// Goal: names that a coordinator made while nobody kept its tree are kept with all of the tree, before they count as kept.
-/// They have no operations, so a coordinator that loses its role before then knows that it has to tell everything, also after the end
-/// of its daemon.
+/// Goal: a coordinator makes names while its tree is kept nowhere else. Such names are kept elsewhere only with the whole tree, and count
+/// as kept only then. No operations record these names. If the coordinator loses its role before that, it knows that it must publish
+/// everything, also after the end of its daemon.
 #[test]
 fn what_was_made_while_nobody_kept_the_tree_is_told_with_all_of_it() {
     let mut node = Node::new();
@@ -213,8 +213,8 @@ fn what_was_made_while_a_life_was_away_outlives_the_daemon() {
     assert_eq!(node.namespace.made_while_away(&life), None, "another tree was the catalog");
 }
 
-/// Goal: a node that still has the link of before tells how it stands, and the link that another node made of the name stays. That this name
-/// was lost is known to nobody any more: the node has told everything.
+/// Goal: a node still has an old link, and another node has made a new link of that name. If the node reports its link's state, the new
+/// link stays. No node knows any more that the name was lost, because the node has published everything.
 #[test]
 fn how_a_link_of_before_stands_wins_no_name_back() {
     let node = Node::new();

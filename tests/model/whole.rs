@@ -71,7 +71,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..14)
 }
 
-/// One lost or refused request of each kind that a save makes.
+/// Faults of requests: a lost or refused one of each kind that a save makes.
 const FAULTS: [(Operation, &str, Effect); 7] = [
     (Operation::Create, "attempt.json", Effect::FailAfter),
     (Operation::Upload, "step", Effect::FailBefore),
@@ -87,7 +87,7 @@ struct Site {
     inner: Arc<dyn Store>,
     epoch: u64,
     node: Option<Node>,
-    /// What each save wrote, in order.
+    /// Content of each save, in order.
     saves: Vec<(usize, Vec<u8>)>,
     /// The last save of each step whose name is still there.
     present: BTreeMap<usize, usize>,
@@ -134,7 +134,7 @@ impl Site {
                 Err(error) => assert!(!last, "{error:?}"),
             }
         }
-        // What was not in Tier-3 is gone with the memory.
+        // Files that were not in Tier-3 are gone with the memory.
         self.present = (0..STEPS).filter_map(|step| Some((step, self.shown(step)?))).collect();
         let root = self.namespace().node_at(b"").unwrap();
         let made = self.namespace().mkdir(&caller(), root, b"r", 0o755);
@@ -213,7 +213,7 @@ impl Site {
         self.saves.push((step, bytes));
     }
 
-    /// What the bytes of a step's file say, once it is sealed.
+    /// Returns the content verdict on a step's file, once it is sealed.
     async fn verdict(&self, step: usize) -> Option<Verdict> {
         let namespace = self.namespace();
         loop {
@@ -299,7 +299,7 @@ impl Site {
         self.inner.create(key, bytes.into()).await.unwrap();
     }
 
-    /// What Tier-3 must hold at any moment.
+    /// Checks the rules that Tier-3 must satisfy at any moment.
     async fn look(&mut self) {
         let mut manifests = self.manifests().await;
         for manifest in &manifests {
@@ -366,7 +366,8 @@ fn what_a_commit_rests_on_is_verified_and_a_finding_names_the_sentence() {
         let other = site.inner.get(&keys(second).2, 1 << 20).await.unwrap().unwrap();
         site.inner.delete(&keys(third).2).await.unwrap();
         site.inner.create(&keys(third).2, other).await.unwrap();
-        // A decision stands. What the node knows of the others it has written again.
+        // The decision stands. The node has rewritten the documents of the other versions, because it knows their
+        // content.
         let sentences = ["a_committed_version_has_its_marker"];
         assert_eq!(site.verify().await, sentences);
         let again = site.inner.get(&keys(second).1, 1 << 20).await.unwrap().unwrap();

@@ -52,7 +52,7 @@ fn requests_are_answered_by_threads_that_run_soon() {
     assert!(answering.iter().all(|found| [soon, usual].contains(found)), "{answering:?}");
 }
 
-/// Of a thread, 0 for the caller: `sched_runtime` of sched_getattr(2).
+/// Returns a thread's slice, `sched_runtime` of sched_getattr(2), in nanoseconds; thread 0 is the caller.
 fn slice_ns(thread: i32) -> u64 {
     let mut attributes = [0_u64; 6];
     // SAFETY: the call writes at most as many bytes as it is told, which are there.

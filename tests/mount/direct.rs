@@ -1,4 +1,4 @@
-//! libaio on O_DIRECT files, as DeepSpeed's FastFileWriter uses it. One of the modules with unsafe code (raw system calls).
+//! libaio on O_DIRECT files, as DeepSpeed's FastFileWriter uses it. Contains unsafe code (raw system calls).
 
 use crate::site::{Site, pattern};
 use std::fs::{self, OpenOptions};

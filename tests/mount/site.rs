@@ -46,7 +46,7 @@ impl Host for Daemon {
     }
 }
 
-/// One mount. Fields are dropped in order: the mount first, then its directory.
+/// A mount. Fields are dropped in order: the mount first, then its directory.
 pub(crate) struct Site {
     pub(crate) mounted: Mounted,
     pub(crate) namespace: Arc<Namespace>,
@@ -74,7 +74,7 @@ impl Site {
         Self::new(ModeChoice::Fallback)
     }
 
-    /// One mount of each kind that this machine can have: for what the kernel and the daemon agree on about names and inodes.
+    /// Makes a mount of each kind that this machine can have, for agreements of kernel and daemon about names and inodes.
     pub(crate) fn both() -> impl Iterator<Item = Self> {
         [Self::usual, Self::fallback].into_iter().filter_map(|site| site())
     }

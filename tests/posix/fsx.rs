@@ -54,7 +54,7 @@ const SEEDS: u64 = 5;
 const OPERATIONS_PER_SEED: usize = 5_000;
 const LONG_SEEDS: u64 = 10;
 const LONG_OPERATIONS_PER_SEED: usize = 20_000;
-/// One seed takes 2 to 7 seconds, and four times that with `--long`.
+/// Limit for a seed, which takes 2 to 7 seconds, and four times that with `--long`.
 const SEED_LIMIT: Duration = Duration::from_secs(240);
 /// Lines shown of a failed run: its own last operations, and what it found.
 const LINES_SHOWN: usize = 400;

@@ -13,7 +13,7 @@ pub(crate) enum Mode {
     Fallback,
 }
 
-/// What came, or should come, of a case.
+/// Result of a case, actual or expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,

@@ -34,7 +34,7 @@ fn pjdfstest_without_passthrough() {
     }
 }
 
-/// What the same cases give on file systems that everybody knows.
+/// Runs the same cases on well-known file systems.
 #[test]
 fn pjdfstest_on_disk_and_tmpfs() {
     let (Some(tool), Some(tmpfs)) = (pjdfstest::tool(), Place::tmpfs()) else { return };

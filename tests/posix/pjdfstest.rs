@@ -2,8 +2,8 @@
 //!
 //! Owns: its configuration, running it, counting, comparing with the list. Does not own: the list (`known`).
 //!
-//! It runs twice in a mount of its own: first without and then with remounting, because its cases for read-only file
-//! systems cannot remount while an earlier case of the same run has left a file open for writing.
+//! pjdfstest runs twice in a mount of its own: first without and then with remounting, because its cases for
+//! read-only file systems cannot remount while an earlier case of the same run has left a file open for writing.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -21,14 +21,14 @@ use crate::place::Place;
 
 /// The cases of version 0.2.2 on Linux. Fewer that are named in its output were not run at all.
 const CASES: usize = 398;
-/// Of these, cases for a read-only file system.
+/// Cases for a read-only file system, a part of `CASES`.
 const READ_ONLY_CASES: usize = 13;
 /// Cases that must have run for a comparison to mean something: all but those, and one that the C library decides on.
 const RAN_LEAST: usize = CASES - READ_ONLY_CASES - 1;
 /// A run takes two to four seconds.
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 
-/// What came of one run in one place.
+/// Result of a run in one place.
 #[derive(Debug)]
 pub(crate) struct Report {
     place: String,

@@ -299,7 +299,7 @@ impl Catalog {
         }
     }
 
-    /// Records a node's outage changes as seen everywhere, except in directories that another node has alone.
+    /// Records that a node's changes are published. All nodes see them, except in directories that another node has alone.
     fn shown(&self, home: Incarnation) {
         let now = self.node.world.now();
         let state = self.state.borrow();

@@ -20,7 +20,7 @@ const STOP_AT: &str = "rename.before_answer:1500";
 /// A daemon is to be killed while everything is unanswered; the load is so dense that this is soon.
 const DENSE_LIMIT: Duration = Duration::from_secs(20);
 
-/// What the kills came to.
+/// Counts over all kills.
 #[derive(Debug, Default)]
 struct Tally {
     kills: u32,
@@ -51,7 +51,7 @@ fn killed_with_the_tier_nearly_full_nothing_fails() {
     let Some(daemon) = start("768MiB") else { return };
     let directory = daemon.mount().join("run");
     fs::create_dir(&directory).unwrap();
-    // What is there before leaves room for little more than the load's own files; older saves must give way all the time.
+    // Earlier files leave room for little more than the load's own files; older saves must give way all the time.
     for number in 0..3_u64 {
         fs::write(directory.join(format!("full_{number}.bin")), pattern(number, 0, 64 << 20)).unwrap();
     }
@@ -148,9 +148,9 @@ fn report(name: &str, load: &Workload, mut tally: Tally) {
 
 #[test]
 fn a_writer_in_a_small_cgroup_outlives_the_daemon() {
-    // Five deaths within half a second can leave a writer 90 MiB ahead (note 0009), and more on a machine that does other
-    // things too; the file is eight times as large. It is written about as fast as torch.save does: a copy of zeros at 8 GB/s is
-    // further ahead than that before anybody can look.
+    // Five deaths within half a second can leave a writer 90 MiB ahead (note 0009), and more on a busy machine; the file is
+    // eight times as large. The writer is about as fast as torch.save: a copy of zeros at 8 GB/s would be further ahead than
+    // that before the test could look.
     let cgroup = match Cgroup::make("survive", 192 << 20) {
         Ok(cgroup) => cgroup,
         Err(why) => return machine::left_out(&format!("a memory cgroup cannot be made: {why}")),

@@ -53,7 +53,7 @@ fn a_binary_that_does_not_serve_is_rolled_back() {
     let path = daemon.mount().join("open.bin");
     let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     file.write_all(b"before, ").unwrap();
-    // One that ends at once, one that never becomes ready, and no program at all.
+    // A program that ends at once, a program that never becomes ready, and no program at all.
     let scratch = daemon.scratch("binaries");
     let text = scratch.join("text");
     fs::write(&text, "not a program").unwrap();

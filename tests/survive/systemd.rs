@@ -26,7 +26,7 @@ struct Unit {
     home: tempfile::TempDir,
     notify: OwnedFd,
     kept: BTreeMap<String, OwnedFd>,
-    /// It keeps descriptors, and says so.
+    /// Whether the manager keeps descriptors, and says so.
     stores: bool,
 }
 

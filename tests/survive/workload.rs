@@ -1,6 +1,6 @@
-//! What a job and its tools do to a mount, without pause, and without ever seeing an error.
+//! The calls of a job and its tools on a mount, without pause, and without ever seeing an error.
 //!
-//! Owns: the threads, what each is in the middle of, how long each call took at most. Does not own: who kills what.
+//! Owns: the threads, the current call of each, how long each call took at most. Does not own: the kills.
 //!
 //! Every call that changes a name would fail if it were carried out twice: a second `mkdir` says EEXIST, a second `unlink`
 //! ENOENT. So a call that succeeds was executed once.
@@ -31,7 +31,7 @@ pub(crate) enum Call {
     Other,
 }
 
-/// What one thread is doing: odd while it is inside a call, counted up by each beginning and each end.
+/// The state of a thread: odd while it is inside a call, counted up by each beginning and each end.
 #[derive(Debug, Default)]
 pub(crate) struct Inside {
     count: AtomicU64,
@@ -64,7 +64,7 @@ impl Inside {
     }
 }
 
-/// One running thread of each kind.
+/// A running thread of each kind.
 #[derive(Debug)]
 pub(crate) struct Workload {
     stop: Arc<AtomicBool>,
@@ -210,7 +210,7 @@ fn reads(directory: &Path, stop: &AtomicBool, inside: &Inside) {
     }
 }
 
-/// One file, renamed back and forth, once over another: each name is there exactly when it should be.
+/// Renames a file back and forth, once over another: each name is there exactly when it should be.
 fn renames(directory: &Path, stop: &AtomicBool, inside: &Inside) {
     let [one, other] = ["latest.tmp", "latest"].map(|name| directory.join(name));
     let mut round = 0_u64;

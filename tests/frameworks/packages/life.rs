@@ -1,6 +1,7 @@
-//! One life of a job: started, watched by the words that its ranks print, killed or ended.
+//! A life of a job: started, watched by the words that its ranks print, killed or ended.
 //!
-//! Owns: the words (see `mod`), the hunt for a moment to kill at. Does not own: which moment is wanted, what the next life must find.
+//! Owns: the words (see `mod`), the hunt for a moment to kill at. Does not own: the choice of that moment, what the next life must
+//! find.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
@@ -12,7 +13,7 @@ use tidemark_tests::python::{Hashes, Ranks, hashes};
 /// Moments that were tried and were not the ones wanted; the hunt goes on at the next save, with other delays.
 pub(super) const MISSES_MAX: u32 = 12;
 
-/// What a job that its handler of SIGTERM ends exits with.
+/// Exit code of a job that its handler of SIGTERM ends.
 const PREEMPTED: i32 = 143;
 
 pub(super) struct Life {
@@ -21,7 +22,7 @@ pub(super) struct Life {
     ending: Ending,
 }
 
-/// What ends a life.
+/// The end of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     Killed,
@@ -29,7 +30,7 @@ pub(super) enum Ending {
     Preempted,
 }
 
-/// What each rank hashed at each step.
+/// Hashes by each rank at each step.
 pub(super) type Steps = Vec<BTreeMap<u64, Hashes>>;
 
 /// How long things take here, to aim with.
@@ -62,7 +63,7 @@ impl Life {
         Self { ranks, world, ending }
     }
 
-    /// Waits until every rank has said where it goes on. They must agree. `Err` is what they said instead.
+    /// Waits until every rank has printed where it goes on, which must be the same step. `Err` holds the ranks' other output.
     pub(super) fn resumed(&mut self) -> Result<u64, String> {
         let world = self.world;
         let all = self.ranks.seen("RESUMED", |ranks| {

@@ -1,10 +1,10 @@
 //! Real packages, killed again and again and resumed by their own code: does each come back at its newest whole save, bit for bit?
 //!
-//! Owns: when a job is killed, where it must go on, the line of counts. Does not own: how a package saves and resumes, and
-//! what is hashed (its script), what is taken out of sight of it (`durability`).
+//! Owns: when a job is killed, where it must go on, the line of counts. Does not own: how a package saves and resumes, and what is
+//! hashed (its script), what is hidden from it (`durability`).
 //!
-//! A script knows nothing of Tidemark. It is given a directory, the last step, and what its row adds; it resumes from what
-//! is in the directory by its package's own code, and ends with an error where that fails. Every rank prints
+//! A script knows nothing of Tidemark. The arguments are the directory, the last step, and the row's own. The script resumes from the
+//! directory by its package's own code, and ends with an error if that fails. Every rank prints
 //!
 //! ```text
 //! RESUMED k             where it goes on; 0: it found nothing
@@ -39,34 +39,34 @@ const KILLS_LONG: u64 = 20;
 /// Until a job starts again. A launcher takes seconds, and a fork none: a life could load what is about to go out of its sight, which
 /// SEMANTICS (S-torn) says takes up to two seconds and takes a quarter of one here.
 const STARTS_AGAIN_AFTER: Duration = Duration::from_millis(500);
-/// Of as many kills one is between two saves, the others inside of one.
+/// Share of the kills, as one in this many, that come between two saves; the others come inside a save.
 const BETWEEN_ONE_IN: u64 = 3;
-/// A life ends at its first or second save; what else there is is room for moments that were missed.
+/// A life ends at its first or second save; the further steps are room for moments that were missed.
 const STEPS_PER_LIFE: u64 = 3;
 /// Moments that one kill may miss: a save of some milliseconds is often over before the ranks are stopped.
 const SPARE_STEPS: u64 = 6;
-/// What is written over has to be committed before: the settle time, and an upload.
+/// Wait before a file is overwritten, so that its save is committed: the settle time, and an upload.
 const LONG_ENOUGH_TO_COMMIT_S: &str = "1.5";
-/// Which kills; without it one is drawn, and shown.
+/// Seed of the kills; without it one is drawn, and shown.
 const SEED_ENV: &str = "TIDEMARK_PACKAGES_SEED";
 
 /// A row of the table.
 #[derive(Clone, Copy)]
 struct Package {
-    /// Of its run, and in what is printed.
+    /// Name of the row's run, and in the output.
     name: &'static str,
     script: &'static str,
     ranks: usize,
-    /// Of every second life.
+    /// Ranks of every second life.
     ranks_then: usize,
     arguments: &'static [&'static str],
     temporary: Temporary,
     ending: Ending,
-    /// What its script waits before each save, in seconds, in the mount.
+    /// Wait of the script before each save, in seconds, in the mount.
     between_saves_s: &'static str,
     /// Added to the daemon's configuration.
     config: &'static str,
-    /// How often it is killed, without `--long`.
+    /// Number of kills, without `--long`.
     kills: u64,
     /// Whether a run, as it lies there, holds nothing whole by the package's own doing: killed then, it comes back nowhere.
     between_chairs: fn(&Path) -> bool,
@@ -121,7 +121,7 @@ fn lightning_with_a_copied_last() {
     });
 }
 
-/// What most rows are.
+/// The default row.
 const ROW: Package = Package {
     name: "",
     script: "",
@@ -139,7 +139,7 @@ const ROW: Package = Package {
 const LIGHTNING: Package = Package {
     name: "lightning",
     script: "lightning_trainer.py",
-    // It removes the link and makes it anew.
+    // Lightning removes the link and then recreates it.
     between_chairs: |run| {
         run.join("step=1.ckpt").exists() && fs::symlink_metadata(run.join("last.ckpt")).is_err()
     },
@@ -154,7 +154,7 @@ const fn deepspeed(name: &'static str, arguments: &'static [&'static str]) -> Pa
 fn comes_back(package: &Package) {
     let Some(python) = environment() else { return };
     let kills = if machine::long() { KILLS_LONG } else { package.kills };
-    // Of many lives some miss their moments more often, and a job must not come to its end before it is killed.
+    // In many lives, some miss their moments more often, and a job must not end before it is killed.
     let spare = if machine::long() { 2 * u64::from(MISSES_MAX) } else { SPARE_STEPS };
     let seed = seed();
     let mut dice = Dice::new(seed);
@@ -219,7 +219,7 @@ fn start(package: &Package, python: &Python, place: &Path, outside: &Path, steps
     let arguments = [&[run.as_str(), &steps], package.arguments].concat();
     let mut python = python.clone().with("TMPDIR", &text(temporary));
     if package.ending == Ending::Preempted {
-        // What is asked to end had a launcher, which gave it a rank.
+        // A job that is asked to end had a launcher, which gave it a rank.
         python = python.with("RANK", "0");
     }
     let ranks = python.start(package.ranks, &script(package.script), &arguments);
@@ -237,11 +237,11 @@ fn resumed(life: &mut Life, daemon: &Daemon, name: &str) -> u64 {
     })
 }
 
-/// What has happened to a job so far.
+/// A job's history so far.
 struct Told {
     kills: Vec<Killed>,
     resumed: Vec<u64>,
-    /// Of the unbroken run.
+    /// Verdicts on the files of the unbroken run.
     content: content::Said,
 }
 
@@ -305,7 +305,7 @@ fn lose_memory(daemon: &mut Daemon) {
     let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "60", "-o", "json"]);
     let answer: serde_json::Value = serde_json::from_slice(&flushed.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", shown(&flushed)));
-    // What can never be whole is all that it may be excused for; if it was whole, the next life says so.
+    // Only torn checkpoints may be excused; if one was whole, the next life shows it.
     for pending in answer["pending"].as_array().expect("a list") {
         assert_eq!(pending["reason"], "torn", "not durable: {}", shown(&flushed));
     }

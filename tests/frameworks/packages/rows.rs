@@ -38,8 +38,8 @@ const ACCELERATE: Package = Package {
 /// Removes the oldest by the directories' mtimes, which a restart with empty memory must give back.
 #[test]
 fn hugging_face_trainer_with_a_total_limit() {
-    // Of Hugging Face's two, Accelerate has the kills. The start with empty memory, on which this row's order of removal depends,
-    // comes with every kill count.
+    // Accelerate has the kills of the two packages of Hugging Face. The start with empty memory, on which this row's order of removal
+    // depends, comes with every kill count.
     let kills = KILLS_OF_A_SIBLING;
     comes_back(&Package { name: "hf-trainer", script: "hf_trainer.py", kills, ..TWO_RANKS });
 }
@@ -124,7 +124,7 @@ fn keras_model_checkpoint() {
 /// The same two files at every epoch.
 #[test]
 fn keras_backup_and_restore() {
-    // Of Keras's two the one with new files has the short form's kill: a save in place is Lightning's `last.ckpt`, too.
+    // In the short form only Keras's row with new files is killed: Lightning's `last.ckpt` covers a save in place.
     if !machine::long() {
         return;
     }
@@ -161,7 +161,7 @@ fn preempted_in_the_middle_of_torch_save() {
     });
 }
 
-/// Of the save of step 3, all but the last file is there: what a user registered, which Accelerate loads or fails.
+/// In the save of step 3, all but the last file is there: what a user registered, which Accelerate loads or fails.
 #[test]
 fn accelerate_killed_before_it_writes_what_was_registered() {
     let Some(python) = environment() else { return };
@@ -210,7 +210,7 @@ fn accelerate_killed_before_it_writes_anything() {
     assert!(found.iter().zip(&again).all(|(found, again)| found[&1] == again[&1]), "as it was before");
 }
 
-/// Of a limit of one nothing is left between the two. What was removed is back.
+/// With a limit of one, nothing is left between the two. The removed checkpoint comes back.
 #[test]
 fn accelerate_killed_between_its_delete_and_its_write() {
     let Some(python) = environment() else { return };
@@ -238,7 +238,7 @@ fn accelerate_killed_between_its_delete_and_its_write() {
     goes_on_as_before(life, &found);
 }
 
-/// What was killed in the save of step 3 comes back at 2, and to its end.
+/// Checks that a job killed in the save of step 3 resumes at 2, and then runs to its end.
 fn goes_on_as_before(life: Life, found: &Steps) {
     let (again, _) = life.ends();
     for (rank, (found, again)) in found.iter().zip(&again).enumerate() {

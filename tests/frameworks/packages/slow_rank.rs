@@ -1,6 +1,6 @@
 //! DeepSpeed's `latest` is written by rank 0, which waits for nobody: it can name a step that lacks a rank's file.
 //!
-//! Owns: a rank that is late with its file, the kill in that moment, what the job finds that comes back.
+//! Owns: a rank that is late with its file, the kill in that moment, the checkpoint that the resumed job finds.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn deepspeed_resumes_where_latest_named_a_step_that_lacks_a_rank() {
     let late = deepspeed("deepspeed-slow-rank", &["1", "3"]);
     let (truth, _) = start(&well, &python, &daemon.scratch("plain"), &outside, STEPS).ends();
 
-    // What a plain directory makes of it: the same kill, and no way back but by hand.
+    // For comparison, the same kill in a plain directory: there is no way back but by hand.
     if machine::long() {
         let place = daemon.scratch("comparison");
         let run = place.join(late.name);

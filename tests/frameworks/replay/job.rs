@@ -1,4 +1,4 @@
-//! A job whose ranks are shells: each does what it is told and says when it has.
+//! A job whose ranks are shells: each carries out orders and reports each as done.
 //!
 //! Owns: the processes, the environment of their launch, stopping in the middle of a call. Does not own: the orders.
 
@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// One call of one rank. Paths are below the run.
+/// A call of one rank. Paths are below the run.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     pub(crate) rank: usize,
@@ -25,10 +25,10 @@ pub(crate) enum Act {
     Remove(String),
 }
 
-/// What the calls leave.
+/// State after the calls.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Files with their bytes; without what only says that something is going on.
+    /// Files with their bytes; without those that only say that something is going on.
     pub(crate) files: BTreeMap<String, Vec<u8>>,
 }
 

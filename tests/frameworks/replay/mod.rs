@@ -50,7 +50,7 @@ fn deepspeed() {
     cut_everywhere(&orders::DEEPSPEED);
 }
 
-/// One job for each call of its second save: killed in the middle of that call, in a run of its own.
+/// Runs a job for each call of its second save: killed in the middle of that call, in a run of its own.
 fn cut_everywhere(framework: &Framework) {
     if !machine::can_mount() {
         return;

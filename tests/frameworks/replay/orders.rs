@@ -1,6 +1,7 @@
-//! What each framework does when it saves, call by call, and what its resume code looks at.
+//! The calls of each framework's save in order, and the names that its resume code looks for.
 //!
-//! Owns: both, as far as names go. Does not own: the bytes' meaning, but for the index that is read.
+//! Owns: both, as far as names go. Does not own: the bytes' meaning, except for the index that is
+//! read.
 
 use std::fs;
 use std::path::Path;

@@ -24,7 +24,7 @@ const LISTED_MAX: usize = 10;
 
 const SEMANTICS: &str = include_str!("../../../fuse/SEMANTICS.md");
 
-/// What each scenario saw in a place.
+/// Runs each scenario in a place and returns what it saw.
 fn run(place: &Place, scenarios: &[Scenario]) -> Vec<Vec<String>> {
     let root = place.path().join("differential");
     let seen = |(number, scenario): (usize, &Scenario)| {

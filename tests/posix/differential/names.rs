@@ -14,7 +14,7 @@ use std::path::Path;
 
 type Make = fn(&World, &str);
 
-/// What a rename moves, and what it moves onto.
+/// Kinds of files that a rename moves, and that it moves onto.
 const KINDS: [(&str, Make); 6] = [
     ("nothing", |_, _| ()),
     ("a file", |w, name| w.put(name, name.as_bytes())),

@@ -1,11 +1,12 @@
 //! All scenarios.
 //!
-//! Owns: the table and what a row is. Does not own: the rows of each subject (the files beside this).
+//! Owns: the table and the form of a row. Does not own: the rows of each subject (the files beside
+//! this).
 
 use super::world::World;
 use super::{bytes, locks, names, opens};
 
-/// One sequence of calls.
+/// A sequence of calls.
 pub(crate) struct Scenario {
     pub(crate) name: String,
     /// The mark of the paragraph that says that the mount is otherwise.
@@ -17,7 +18,7 @@ pub(crate) fn scenario(name: impl Into<String>, run: impl Fn(&World) + Sync + 's
     Scenario { name: name.into(), differs: None, run: Box::new(run) }
 }
 
-/// One that the mount answers otherwise.
+/// Makes a scenario that the mount answers otherwise.
 pub(crate) fn otherwise(mark: &'static str, name: &str, run: impl Fn(&World) + Sync + 'static) -> Scenario {
     Scenario { differs: Some(mark), ..scenario(name, run) }
 }
