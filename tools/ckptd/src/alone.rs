@@ -1,12 +1,12 @@
-//! One daemon a Tier-3: a stand-alone daemon, or a coordinator without a shared lease, says there that it lives.
+//! A single daemon for each Tier-3: a stand-alone daemon, or a coordinator without a shared lease, leaves signs of life there.
 //!
-//! Owns: who holds a Tier-3, whether that daemon still lives, and what a second one is told. Does not own: safety (each write
-//! carries its epoch, and the older daemon is fenced), the numbered objects (control's `StoreLease`).
+//! Owns: which daemon holds a Tier-3, whether that daemon still lives, and the refusal of a second one. Does not own: safety (each
+//! write carries its epoch, and the older daemon is fenced), the numbered objects (control's `StoreLease`).
 //!
-//! Without this, two nodes that are given one directory and no coordinator fence each other by turns, and each hides what the
-//! other saves. A daemon that crashed holds nobody up for long: on the same machine its death is seen in /proc, or by the lock of
-//! its state directory. From elsewhere its successor waits until it has not seen a sign of life for longer than signs are apart.
-//! That is measured by the successor's own clock alone.
+//! Without this, two nodes with one directory and no coordinator would fence each other by turns, and each would hide the other's
+//! saves. A daemon that crashed delays its successor only briefly. On the same machine the successor sees the death in /proc, or by the
+//! lock of the state directory. From elsewhere the successor waits until it has seen no sign of life for longer than the interval
+//! between signs, by its own clock alone.
 
 use crate::cli::Failure;
 use crate::state_dir::StateDir;
@@ -40,19 +40,19 @@ struct Process {
     start_ticks: u64,
 }
 
-/// Who holds a Tier-3, as other daemons read it.
+/// The daemon that holds a Tier-3, as other daemons read it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Holder {
     node: String,
-    /// Where it can be reached by people.
+    /// Host name, for people.
     host: String,
-    /// The kernel that it runs on, since that booted, and its pid namespace there.
+    /// The boot of the kernel that the daemon runs on, and the pid namespace there.
     boot: String,
     pid_namespace: String,
     daemon: Process,
-    /// Starts the daemon again when that dies.
+    /// The process that starts the daemon again when the daemon dies.
     keeper: Option<Process>,
-    /// Device and inode of its state directory's lock.
+    /// Device and inode of the state directory's lock.
     lock: (u64, u64),
 }
 
@@ -61,7 +61,7 @@ struct Holder {
 enum Life {
     Lives,
     Gone,
-    /// It runs on another machine, or in another container.
+    /// The daemon runs on another machine, or in another container.
     Unknown,
 }
 
@@ -126,7 +126,7 @@ fn runs(process: Process) -> bool {
 pub(crate) struct Sign(Arc<Mutex<Option<StoreLease>>>);
 
 impl Sign {
-    /// This process ends in order: nobody needs to wait. Costs one request, and 2 s at most.
+    /// Gives the Tier-3 back when this process ends in order, so that no successor waits. Costs one request, and 2 s at most.
     pub(crate) async fn give_back(&self) {
         let release = async {
             let Some(mut lease) = self.0.lock().await.take() else { return };
@@ -166,7 +166,7 @@ impl Alone {
         let life = |holder: &str| match serde_json::from_str::<Holder>(holder) {
             _ if take_over => Life::Gone,
             Ok(theirs) => theirs.life(&ours, runs),
-            // Of a later version: only its silence says that it is gone.
+            // A holder of a later version cannot be read: only its silence shows that it is gone.
             Err(_) => Life::Unknown,
         };
         let mut shortest: Option<Duration> = None;

@@ -39,7 +39,7 @@ use tidemark_protocol::report::{
 };
 use tidemark_protocol::selector::Place;
 
-/// This node, as the API shows it.
+/// State of this node, as the API shows it.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     pub(crate) version: &'static str,
@@ -50,40 +50,41 @@ pub(crate) struct Daemon {
     pub(crate) keeper_pid: Option<u32>,
     pub(crate) listen: String,
     pub(crate) http: String,
-    /// Where it is to be mounted, as it was given. Where it is: [`Daemon::mountpoint`].
+    /// The mount point as it was given. For the actual path see [`Daemon::mountpoint`].
     pub(crate) wanted_mountpoint: PathBuf,
-    /// Set once it serves.
+    /// Set once the daemon serves.
     pub(crate) mounted: OnceLock<Arc<Mounted>>,
     pub(crate) draining: std::sync::atomic::AtomicBool,
-    /// It has ended, and all of it is durable.
+    /// The daemon has ended, and all files are durable.
     pub(crate) stopped: std::sync::atomic::AtomicBool,
-    /// What the end of the daemon before this one may have cost.
+    /// Possible costs of the previous daemon's end.
     pub(crate) last_end: LastEnd,
     pub(crate) told: LastTold,
     pub(crate) troubles: Troubles,
     pub(crate) published: Published,
     /// Files that lack copies.
     pub(crate) counted: Counted,
-    /// What the coordinator said of runs last.
+    /// The coordinator's last report of runs.
     pub(crate) runs_elsewhere: tokio::sync::Mutex<Option<(Instant, Vec<RunStatus>)>>,
     pub(crate) began: Instant,
 }
 
-/// What the coordinator said of runs is good for so long: whoever gives a path asks for the status first.
+/// Age limit of the coordinator's report of runs: `ckptctl` asks for the status first when a path is given.
 const RUNS_AGE: Duration = Duration::from_secs(1);
-/// A status does not wait longer for a coordinator.
+/// Limit of a status's wait for the coordinator.
 const RUNS_DEADLINE: Duration = Duration::from_secs(1);
-/// A flush that does not wait has other nodes say what they made, and gives them half of this.
+/// Limit of a flush that does not wait: half of it goes to other nodes, which publish their changes first.
 const HEARD_WITHIN: Duration = Duration::from_secs(2);
-/// A node that has just begun has not joined yet, and nothing is wrong with that.
+/// Time for a new node to join. Until then the missing coordinator is no problem.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
 
 pub(crate) fn stopped() -> ApiError {
     ApiError::new(ErrorCode::Unavailable, "the daemon is ending", "ask again when it runs")
 }
 
-/// The target of an export, as the kernel sees it. What the daemon wrote into its own mount would be one more save, and one
-/// that its own threads wait for. The device is compared, too: a bind mount shows the mount under another path.
+/// Checks the target of an export, and returns the path as the kernel sees it. A target in the daemon's own mount is refused: it would be
+/// one more save, and the daemon's own threads would wait for it. The device is compared, too: a bind mount shows the mount under another
+/// path.
 async fn outside_of_the_mount(mounted: Option<Arc<Mounted>>, target: PathBuf) -> Result<PathBuf, ApiError> {
     let usage =
         |what: String| ApiError::new(ErrorCode::Usage, what, "give a new name in a directory that is there");
@@ -193,7 +194,7 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// What is known without asking anybody; of runs on a node that does not decide, what it holds of them.
+    /// Returns the status from this node's own knowledge. On a node that does not decide, its runs are only those that the node holds.
     pub(crate) async fn own_status(&self) -> Result<Status, ApiError> {
         let standing = self.node.standing().await.ok_or_else(stopped)?;
         let replication = self.counted.status(self.node.shared(), now_ms());
@@ -235,14 +236,15 @@ impl Daemon {
         })
     }
 
-    /// What the end before cost, by what whoever decides knows of runs. `own`: what this node holds of them.
+    /// Returns the costs of the previous end, judged by the deciding node's knowledge of runs. `own`: this node's knowledge of runs.
     async fn cost_of_last_end(&self, own: &[RunStatus]) -> Vec<Problem> {
         let asks = self.last_end.asks_about_runs() && self.decides() == Decides::Elsewhere;
         let runs = if asks && self.silence().is_none() { self.runs().await.ok() } else { None };
         self.last_end.problems(runs.as_deref().unwrap_or(own), self.began.elapsed() > JOIN_PATIENCE)
     }
 
-    /// On the coordinator: nodes that it does not hear, and others do. One that is gone may have ended in order.
+    /// Returns, on the coordinator, nodes that it cannot hear while others can. A node that is gone is no problem: it may have ended in
+    /// order.
     fn nodes_away(&self) -> Vec<Problem> {
         let cluster = self.node.shared().cluster.get().filter(|cluster| cluster.is_coordinator());
         let Some(members) = cluster.map(|cluster| cluster.members()) else { return Vec::new() };
@@ -307,11 +309,11 @@ impl Daemon {
     async fn kernel_forgets(&self) {
         let Some(mounted) = self.mounted.get() else { return };
         let invalidator = mounted.invalidator().clone();
-        // It fails only where the runtime ends, and the answer with it.
+        // The wait fails only if the runtime ends, and the answer with it.
         let _ = tokio::task::spawn_blocking(move || invalidator.wait()).await;
     }
 
-    /// Who answers for nodes and their places, where that is this process.
+    /// Returns the authority on nodes and their places, if this process has it.
     fn authority(&self) -> Option<Arc<dyn Authority>> {
         match self.node.shared().cluster.get()?.seat() {
             Seat::Here(authority) => Some(authority),
@@ -460,7 +462,7 @@ impl NodeApi for Daemon {
             reason: PendingReason::Unknown,
             what,
         }));
-        // What a job has written since went to the directory below, and nothing of it is here to be flushed.
+        // A job's writes since the mount was lost went to the directory below, and nothing of them is here to be flushed.
         flushed.pending.extend(self.troubles.pending(self.mountpoint()));
         if request.wait {
             // A script reads `.tidemark/latest` next.

@@ -30,8 +30,8 @@ struct Cli {
 enum Command {
     /// Mount MOUNTPOINT and serve it in the foreground until SIGTERM.
     Up(Box<Up>),
-    /// Replace the running daemon by another binary. What is open stays open; if the new one does not serve within ten
-    /// seconds, the old one is started again.
+    /// Replace the running daemon by another binary. Open files stay open; if the new binary does not serve within ten seconds, the old one
+    /// is started again.
     Upgrade(Upgrade),
     /// Try what Tidemark needs from this machine without a daemon, and print the report as JSON (`ckptctl doctor` shows it).
     Doctor,
@@ -51,7 +51,7 @@ pub(crate) struct Up {
     /// TOML configuration, as `ckptd config example` prints it [default: /etc/tidemark/ckptd.toml, where it exists].
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// This node's name [default: the host name].
+    /// Name of this node [default: the host name].
     #[arg(long, value_name = "NODE")]
     pub(crate) name: Option<String>,
     /// Memory for checkpoints: bytes, or K, M, G, T with optional iB, powers of 1024 [default: half of what is free].
@@ -87,10 +87,10 @@ pub(crate) struct Up {
     /// Speak with other nodes without certificates; on loopback only.
     #[arg(long)]
     pub(crate) insecure: bool,
-    /// Start on a Tier-3 that another stand-alone daemon holds. That daemon is fenced: it commits nothing any more.
+    /// Start on a Tier-3 that another stand-alone daemon holds. The other daemon is fenced: it commits nothing any more.
     #[arg(long)]
     pub(crate) take_over: bool,
-    /// What this node is called by for placement; may be given several times.
+    /// Label of this node for placement; may be given several times.
     #[arg(long = "label", value_name = "K=V")]
     pub(crate) labels: Vec<String>,
 }
@@ -206,12 +206,12 @@ impl Failure {
     }
 }
 
-/// What is particular to a binary.
+/// Properties of a binary.
 #[derive(Debug, Clone, Copy)]
 pub struct Build {
     /// Shown by `--version` and in `status`.
     pub version: &'static str,
-    /// TIDEMARK_STOP_AT is heeded.
+    /// Whether TIDEMARK_STOP_AT is heeded.
     pub stops_at_steps: bool,
 }
 
@@ -276,7 +276,7 @@ fn serve(build: Build, up: &Up, inherited: Inherited) -> Result<ExitCode, Failur
     if inherited.is_first() { keep(&settings) } else { serve_kept(build, up, settings, inherited) }
 }
 
-/// This process was started by a person: it becomes the keeper, and starts itself once more to serve.
+/// Makes this process, which a person started, the keeper, and starts the binary once more to serve.
 fn keep(settings: &Settings) -> Result<ExitCode, Failure> {
     crate::descriptors::raise_limit().map_err(Failure::failed)?;
     let state_dir = StateDir::take(&settings.node.state_dir, None).map_err(Failure::failed)?;
@@ -321,7 +321,7 @@ fn serve_kept(build: Build, up: &Up, settings: Settings, inherited: Inherited) -
     Ok(ExitCode::from(code.number()))
 }
 
-/// What the daemon does in the background is done beside the job, whose own threads need not wait for it once they wake.
+/// Lowers the priority of background work, so that the job's own threads need not wait for it once they wake.
 fn give_way() {
     if let Err(error) = tidemark_tier1::priority::give_way() {
         tracing::debug!(%error, "work in the background is done at the usual priority");
@@ -346,7 +346,7 @@ fn replace(upgrade: &Upgrade) -> Result<(), Failure> {
     Ok(())
 }
 
-/// This node's name: as it is set, else its host's.
+/// Returns this node's name: as it is set, else its host's.
 pub(crate) fn node_name(settings: &Settings) -> anyhow::Result<NodeName> {
     let name = match &settings.node.name {
         Some(name) => name.clone(),

@@ -16,7 +16,7 @@ use std::io::Write;
 /// text and then a key or a section, which stands behind a `#` without a space where it is optional.
 const EXAMPLE: &str = include_str!("../ckptd.toml");
 
-/// What stands above the text on the page.
+/// The page's text above the keys.
 const PAGE_HEAD: &str = "\
 # Configuration
 
@@ -143,11 +143,11 @@ mod tests {
     fn the_example_is_the_default_as_it_stands_and_valid_with_every_key() {
         assert_eq!(toml::from_str::<Settings>(EXAMPLE).unwrap(), Settings::default());
         let mut settings: Settings = toml::from_str(&all_keys()).unwrap();
-        // Its file for one machine and an etcd for several exclude each other.
+        // The keys for a lease file on one machine and for an etcd on several exclude each other.
         assert!(settings.validate().unwrap_err().to_string().contains("node.lease"));
         settings.node.lease = None;
         settings.validate().unwrap();
-        // What is checked where it is used.
+        // These values are checked where they are used.
         crate::peers::Role::of(&settings).unwrap();
         settings.node.name.unwrap().parse::<tidemark_protocol::id::NodeName>().unwrap();
         for size in [settings.tier1.size.unwrap(), settings.spill.budget.unwrap()] {

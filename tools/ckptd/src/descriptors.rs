@@ -43,7 +43,7 @@ pub(crate) fn raise_limit() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a person is told when a program's call was refused for want of a descriptor lately.
+/// Returns a problem if a program's call was refused for want of a descriptor lately.
 pub(crate) fn problem() -> Option<Problem> {
     let ago = last_refusal()?.elapsed();
     (ago < SHOWN_FOR).then(|| {
@@ -56,7 +56,7 @@ pub(crate) fn problem() -> Option<Problem> {
     })
 }
 
-/// What to do about a small limit.
+/// Advice about a small limit.
 pub(crate) const FIX: &str =
     "raise LimitNOFILE of the service, or the hard limit (ulimit -Hn) before it starts";
 

@@ -1,6 +1,6 @@
-//! What this machine can and cannot do for Tidemark, tried: with the Tier-1 of a daemon that serves, or without any daemon.
+//! Abilities of this machine that Tidemark uses, tried: with the Tier-1 of a serving daemon, or without any daemon.
 //!
-//! Owns: the checks of the machine. Does not own: those of Tier-3 and of a node's standing (`api`), showing them (ckptctl).
+//! Owns: the checks of the machine. Does not own: the checks of Tier-3 and of a node's standing (`api`), showing them (ckptctl).
 
 use crate::{descriptors, memory};
 use std::os::unix::fs::MetadataExt;
@@ -21,7 +21,7 @@ pub(crate) fn check(name: &str, ok: bool, what: String, fix: Option<&str>) -> Ch
     Check { name: name.to_owned(), verdict, what, fix: fix.filter(|_| !ok).map(ToOwned::to_owned) }
 }
 
-/// What a daemon with this Tier-1, and this way for the bytes, says of its machine.
+/// Returns the checks of the machine by a daemon with this Tier-1 and this mode.
 pub(crate) fn of_machine(mode: Option<Mode>, reason: String, tier1: &Tier1) -> Vec<Check> {
     let mut checks = vec![check(
         "passthrough",
@@ -46,8 +46,8 @@ pub(crate) fn of_machine(mode: Option<Mode>, reason: String, tier1: &Tier1) -> V
     checks
 }
 
-/// Which processes this one can see. In a namespace of its own only what comes tells whether jobs run elsewhere: a daemon that meets one has
-/// the problem `writers_unseen`.
+/// Reports the processes that this process can see. In a separate namespace, only a later sign shows whether jobs run elsewhere: a daemon
+/// that meets such a job has the problem `writers_unseen`.
 fn pid_namespace(inode: Option<u64>) -> Check {
     let what = match inode {
         Some(FIRST_PID_NAMESPACE) => "the machine's own: every process is seen",

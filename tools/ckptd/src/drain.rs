@@ -1,10 +1,10 @@
-//! The drain before a daemon ends: what programs saved here reaches Tier-3, and the coordinator hears what was done to names.
+//! The drain before a daemon ends: local saves reach Tier-3, and the coordinator hears of all changes of names.
 //!
 //! Owns: the rule of a node that decides, that of a member, and which of them holds. Does not own: when a daemon ends (`up`), uploading and
-//! committing (the engine), who becomes the coordinator (`seat`).
+//! committing (the engine), which node becomes the coordinator (`seat`).
 //!
-//! A node may lose the coordinator role while it drains, or take it over. Then what it has begun is nobody's: it begins anew, by the other rule
-//! and within the same limits.
+//! A node may lose or take over the coordinator role while it drains. The work begun until then is void: the drain begins anew, by the
+//! other rule and within the same limits.
 
 use crate::api::Daemon;
 use std::time::Duration;
@@ -44,8 +44,8 @@ impl Limits {
     }
 }
 
-/// Returns whether all is durable, where the drain is over. `ended`: what a drain by one rule came to, none where the role changed before.
-/// `is_stale`: the role changed since it began. One that failed then failed for that reason.
+/// Returns whether all is durable; `None` if the drain is not over. `ended`: the result of a drain by one rule, `None` if the role changed
+/// before. `is_stale`: the role changed since the drain began, so that a failure of that drain counts for nothing.
 fn outcome(ended: Option<bool>, is_stale: bool, is_late: bool) -> Option<bool> {
     match ended {
         Some(true) => Some(true),
@@ -69,7 +69,7 @@ pub(crate) async fn drain(daemon: &Daemon, settings: &Settings) -> bool {
             durable = drain_member(shared, limits.give_up), if !decides => Some(durable),
             () = changed(seat.as_mut()) => None,
         };
-        // It changes before the work of the role that is lost is dropped.
+        // The seat's change is visible before the lost role's work is dropped.
         let is_stale = seat.as_ref().is_some_and(|seat| seat.has_changed().unwrap_or(false));
         if let Some(durable) = outcome(ended, is_stale, Instant::now() >= limits.give_up) {
             return durable;

@@ -1,4 +1,4 @@
-//! How a daemon stands to what is around it: its keeper, the processors, the mount that it leaves.
+//! A daemon's dealings with its surroundings: its keeper, the processors, the mount that it leaves.
 //!
 //! Owns: waiting for these, and asking them. Does not own: the order of start and end (`up`).
 
@@ -9,8 +9,8 @@ use tidemark_fuse::Mounted;
 use tidemark_keeper::Keeper;
 use tidemark_tier1::priority;
 
-/// What this thread does now is waited for by every program that uses the mount, on machines whose CPUs are full.
-/// False where this process may not ask for that.
+/// Raises this thread's priority: every program that uses the mount waits for it, on machines whose CPUs are
+/// full. Returns false if this process may not ask for that.
 pub(crate) fn before_others() -> bool {
     let asked = priority::run_before_others();
     if let Err(error) = &asked {

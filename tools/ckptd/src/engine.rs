@@ -17,10 +17,9 @@ use tidemark_namespace::Clock;
 use tidemark_protocol::key::NodeLife;
 use tidemark_store::UploadLimits;
 
-/// What the loop, its jobs and those who ask use.
+/// Builds the state that the loop, its jobs and its callers share.
 ///
-/// # Errors
-/// The name of the node cannot be told from another's in a key.
+/// # Errors The name of the node could be read as another node's in a key.
 pub(crate) fn shared(
     settings: &Settings,
     life: NodeLife,

@@ -1,10 +1,10 @@
-//! Commands that only the coordinator can answer, from the node that they were given to.
+//! Commands that only the coordinator can answer, from the node that received them.
 //!
-//! Owns: which commands those are, their way over the link and back, and the bounds of both. Does not own: the answers (`api`), the
-//! link (transport).
+//! Owns: the set of those commands, their path over the link and back, and the bounds of both. Does not own: the answers (`api`), the link
+//! (transport).
 //!
-//! JSON, as between `ckptctl` and a daemon. What takes long or deletes is not among them: it is to be given to the coordinator itself,
-//! where somebody can see how far it is and end it. A flush, which each node's job may wait for, is asked for again and again.
+//! The format is JSON, as between `ckptctl` and a daemon. Commands that take long or delete are not forwarded. The caller gives them to the
+//! coordinator itself, where a person can watch and end them. A flush, which each node's job may wait for, is asked for again and again.
 
 use crate::api::Daemon;
 use bytes::Bytes;
@@ -25,28 +25,28 @@ use tokio::sync::Semaphore;
 /// Half of what `ckptctl` waits for an answer.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Of a coordinator that is silent, and has been for so long: people ask just then, and are to be told in a few seconds.
+/// Limit for a silent coordinator: people ask just then, and need an answer in a few seconds.
 const SILENT_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Between two looks whether it is silent.
+/// Interval at which a waiting command checks whether the coordinator is silent.
 const SILENCE_LOOK: Duration = Duration::from_millis(50);
 
-/// How long the coordinator waits at first before it says what is still pending, and at most, below [`DEADLINE`]. It grows, since what
-/// takes longer than a round would never be seen to end.
+/// First and longest time that the coordinator waits before it reports what is still pending, below [`DEADLINE`]. The time grows, because
+/// work that takes longer than a round would never be seen to end.
 const FLUSH_ROUND_S: u64 = 2;
 const FLUSH_ROUND_S_MAX: u64 = 16;
 
-/// What a round may take longer, where nobody decides yet.
+/// Extra time of a round, for the case that no coordinator decides yet.
 const FLUSH_LATE: Duration = Duration::from_secs(5);
 
-/// How long the coordinator waits for nodes that do not say what they made, where nobody says how long. One that is cut off is given up sooner,
-/// unless `[members] cut_off_s` is set higher.
+/// Longest wait of the coordinator for nodes that do not publish their changes, if the caller gives no limit. For a node that is cut off
+/// the wait ends sooner, unless `[members] cut_off_s` is set higher.
 const HEAR_MAX: Duration = Duration::from_secs(40);
 
-/// Between two rounds that brought nothing.
+/// Pause after a round without a result.
 const FLUSH_AGAIN: Duration = Duration::from_millis(200);
 
-/// Answered at once for other nodes. A cluster whose nodes all ask at one moment is told to ask again.
+/// Commands answered at once for other nodes. If the nodes of a cluster all ask at one moment, some are told to ask again.
 const COMMANDS_MAX: usize = 16;
 
 static ANSWERING: Semaphore = Semaphore::const_new(COMMANDS_MAX);
@@ -86,7 +86,7 @@ pub(crate) enum Decides {
 }
 
 impl Daemon {
-    /// Who knows of checkpoints and nodes: this node where it is alone or the coordinator.
+    /// Returns where checkpoints and nodes are decided: here, if this node is alone or the coordinator.
     pub(crate) fn decides(&self) -> Decides {
         match self.node.shared().cluster.get() {
             Some(cluster) if !cluster.is_coordinator() => Decides::Elsewhere,
@@ -94,7 +94,7 @@ impl Daemon {
         }
     }
 
-    /// Who and where the coordinator is, for people.
+    /// Names the coordinator and its address, for people.
     pub(crate) fn coordinator_text(&self) -> String {
         match self.node.shared().cluster.get().map(|cluster| cluster.seat()) {
             Some(Seat::There(address)) => format!("node {} ({})", address.node, address.address),
@@ -103,7 +103,7 @@ impl Daemon {
         }
     }
 
-    /// Has the coordinator answer, for at most `deadline`. One that takes over meanwhile is asked in the place of the one before, also where
+    /// Asks the coordinator for an answer, for at most `deadline`. If another node takes over meanwhile, that one is asked instead, also if
     /// it is this node.
     pub(crate) async fn forward_within<T: DeserializeOwned>(
         &self,
@@ -172,15 +172,15 @@ impl Daemon {
         self.forward_within(&command, DEADLINE).await
     }
 
-    /// Flushes where it is decided what is committed. What was done here is told first. Waits, where that is wanted, in short rounds: a
-    /// coordinator that is replaced meanwhile is followed, and one that is busy or away for up to [`DEADLINE`] waited for.
+    /// Flushes on the coordinator, after publishing this node's changes to it. If the caller wants to wait, waits in short rounds: follows
+    /// a coordinator that is replaced meanwhile, and waits for a busy or absent one for up to [`DEADLINE`].
     pub(crate) async fn forward_flush(&self, request: FlushRequest) -> Result<Flush, ApiError> {
         let began = Instant::now();
         let (mut all, mut heard) = (Flush { waited: request.wait, ..Flush::default() }, began);
         let mut round_s = FLUSH_ROUND_S;
         loop {
             let left_s = || request.timeout_s.map(|most| most.saturating_sub(began.elapsed().as_secs()));
-            // Many share the turns: each is asked for shortly then, and who gets none hears what is pending.
+            // Many flushes share the turns: then each gets a short round, and a flush without a turn learns what is pending.
             let longest_s = if ROUNDS.available_permits() == 0 { FLUSH_ROUND_S } else { round_s };
             let turn = async {
                 let most = left_s().map_or(DEADLINE, |left_s| Duration::from_secs(left_s).min(DEADLINE));
@@ -213,7 +213,7 @@ impl Daemon {
         }
     }
 
-    /// One round. Only a coordinator that has heard what was done here can say that nothing of it is pending.
+    /// Runs a round. Only a coordinator that has heard this node's changes can answer that none of them is pending.
     async fn flush_round(&self, round: FlushRequest) -> Result<Flush, ApiError> {
         if self.decides() == Decides::Here {
             return self.flush(round, ProgressSink::channel().0).await;
@@ -252,7 +252,7 @@ impl Daemon {
         }
     }
 
-    /// What is done by the coordinator alone, and is not forwarded.
+    /// Refuses a command that only the coordinator carries out, and that is not forwarded.
     pub(crate) fn only_where_it_decides(&self, command: &str) -> Result<(), ApiError> {
         match self.decides() {
             Decides::Here => Ok(()),

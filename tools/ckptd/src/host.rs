@@ -1,6 +1,6 @@
-//! What the mount needs from the daemon: cold bytes, bytes to be verified, and the control files.
+//! The mount's demands on the daemon: cold bytes, bytes to be verified, and the control files.
 //!
-//! Owns: the snapshots that `.tidemark/` serves, and waiting for the engine while a daemon that took a mount over is still
+//! Owns: the snapshots that `.tidemark/` serves, and waiting for the engine while a daemon that took over a mount is still
 //! finding Tier-3. Does not own: fetching (engine), the directory itself (fuse).
 
 use std::collections::BTreeMap;
@@ -12,7 +12,8 @@ use tidemark_fuse::Host;
 use tidemark_namespace::{ColdFile, FsError, Namespace, NodeId};
 use tidemark_protocol::report::path_text;
 
-/// What needs Tier-3 waits so long for it after a mount was taken over; then it is as away as for everybody else.
+/// Limit of a call's wait for Tier-3 after a mount was taken over; later calls fail at once, as with any Tier-3 that is
+/// away.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// See the module's head.

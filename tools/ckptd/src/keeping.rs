@@ -1,6 +1,6 @@
 //! The task that holds the right to commit, or seeks it, beside the serving.
 //!
-//! Owns: waiting for its end, and what a panic in it means for the process. Does not own: what it does (`taking_up`, `tier3`, `seat`).
+//! Owns: waiting for its end, and what a panic in it means for the process. Does not own: its work (`taking_up`, `tier3`, `seat`).
 
 use crate::cli::Failure;
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl Keeping {
         Self { task: Some(tokio::spawn(work)) }
     }
 
-    /// Resolves only where it panicked: a daemon would serve without it and never commit. One that was fenced goes on without it.
+    /// Resolves only if the task panicked: the daemon would serve on and never commit. A fenced daemon goes on without the task.
     pub(crate) async fn failed(&mut self) -> Failure {
         if let Some(task) = &mut self.task {
             let ended = task.await;
@@ -34,7 +34,7 @@ impl Keeping {
         std::future::pending().await
     }
 
-    /// Waits until it has given the right back, for 2 s at most. It was told before that this is the end.
+    /// Waits until the task has given the right back, for 2 s at most. The caller has told the task before that this is the end.
     pub(crate) async fn end(self) {
         let Some(mut task) = self.task else { return };
         if tokio::time::timeout(RELEASE_PATIENCE, &mut task).await.is_err() {

@@ -27,8 +27,8 @@ pub(crate) fn members_before(state_dir: &StateDir, own: &NodeName, address: &str
     taken_up(before.unwrap_or_default(), own, address)
 }
 
-/// This node has the lock of the state directory that the list lies in, so its earlier life has ended, wherever that was reached. The
-/// membership knows that of a life at the address of now.
+/// Moves this node's earlier life to the present address. The node has the lock of the state directory with the list, so the earlier life
+/// has ended, wherever it was reached. The membership knows that only of a life at the present address.
 fn taken_up(mut before: MemberList, own: &NodeName, address: &str) -> MemberList {
     for listed in before.members.iter_mut().filter(|listed| listed.life.node == *own) {
         address.clone_into(&mut listed.address);

@@ -1,6 +1,6 @@
-//! What the end of the daemon before this one may have cost: its memory is gone, and its last known status says what was only there.
+//! Costs of the previous daemon's end: its memory is gone, and its last known status says what was only there.
 //!
-//! Owns: reading that status, and for how long it is said. Does not own: the file (`state_dir`), what is lost with memory
+//! Owns: reading that status, and how long its losses are reported. Does not own: the file (`state_dir`), what is lost with memory
 //! (`protocol::report`).
 
 use tidemark_engine::node::Shared;
@@ -16,17 +16,17 @@ pub(crate) struct LastEnd {
     what: Option<String>,
     /// The runs that lost a checkpoint, as they were.
     runs: Vec<RunStatus>,
-    /// Files were lost that belong to no run.
+    /// Whether files were lost that belong to no run.
     files: bool,
-    /// What only other nodes had, and the runs that it belongs to, as they were. Those nodes may have ended, too.
+    /// Files that only other nodes had, and their runs, as they were. The other nodes may have ended, too.
     copied: Option<String>,
     copied_runs: Vec<RunStatus>,
-    /// The end was not in order, whatever it cost.
+    /// Set if the end was not in order, whatever it cost.
     unclean: Option<String>,
 }
 
 impl LastEnd {
-    /// Of a start with empty memory. `last`: what the daemon before it wrote last.
+    /// Reads the costs for a start with empty memory. `last`: the last status that the previous daemon wrote.
     pub(crate) fn of(last: Option<Status>) -> Self {
         let Some(mut last) = last else { return Self::default() };
         if last.state == NodeState::Stopped {
@@ -35,7 +35,7 @@ impl LastEnd {
         let is_ahead = |run: &RunStatus| run.recoverable.is_some() && run.recoverable != run.durable;
         let ahead: Vec<_> = last.runs.iter().filter(|run| is_ahead(run)).cloned().collect();
         let Loss { gone, copied } = last.lose_memory();
-        // What was copied is still what a job would load.
+        // A job would still load a checkpoint that was copied.
         let (copied_runs, runs): (Vec<_>, Vec<_>) = ahead
             .into_iter()
             .partition(|run| last.runs.iter().any(|now| now.run == run.run && is_ahead(now)));
@@ -68,8 +68,9 @@ impl LastEnd {
         !self.runs.is_empty() || !self.copied_runs.is_empty()
     }
 
-    /// What is gone, until every run that lost a checkpoint has committed another; lost files are said until the next start. What other
-    /// nodes had, until each of its runs has it again, or a newer one. `all_told`: those nodes had time to say that they have it.
+    /// Returns the losses to report. A lost checkpoint counts until its run has committed another, and lost files count until the next
+    /// start. Files of other nodes count until each of their runs has them again, or newer ones. `all_told`: those nodes had time to
+    /// publish them.
     pub(crate) fn problems(&self, now: &[RunStatus], all_told: bool) -> Vec<Problem> {
         let of = |run: &RunStatus| now.iter().find(|now| now.run == run.run);
         let went_on = |run: &RunStatus| {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Below this a Tier-1 cannot hold one file being written beside one being drained.
 const TIER1_MIN_BYTES: u64 = 64 << 20;
 
-/// What the daemon and its keeper need besides Tier-1, of a cgroup's limit, which the kernel enforces by killing.
+/// Memory that the daemon and its keeper need besides Tier-1, out of a cgroup's limit, which the kernel enforces by killing.
 const OWN_BYTES: u64 = 64 << 20;
 
 /// Directories from a cgroup up to its root; deeper ones are not made by people.
@@ -45,7 +45,7 @@ pub(crate) fn tier1_bytes(setting: Option<&str>) -> anyhow::Result<u64> {
     Ok(bytes)
 }
 
-/// What Tier-1 may take, and what sets the bound.
+/// Bytes that Tier-1 may take, and the source of that bound.
 #[derive(Debug, PartialEq, Eq)]
 struct Usable {
     bytes: u64,
@@ -76,7 +76,7 @@ struct Place {
     names: &'static Names,
 }
 
-/// What a version of cgroups calls things.
+/// File and field names of a version of cgroups.
 #[derive(Debug, PartialEq, Eq)]
 struct Names {
     limit: &'static str,

@@ -1,6 +1,6 @@
-//! This node's place among others: its links, and who the coordinator is.
+//! Links of this node to other nodes, and its role: coordinator, member or candidate.
 //!
-//! Owns: opening the links with what the settings say, taking the seat or following whoever has it. Does not own: links
+//! Owns: opening the links with the settings, taking the coordinator role or following the coordinator. Does not own: links
 //! (transport), the tree over nodes (the engine's cluster), the coordinator (control).
 
 use crate::api::Daemon;
@@ -45,11 +45,11 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 pub(crate) enum Role {
     /// Nobody else is spoken with.
     Alone,
-    /// This node is it, and others may come.
+    /// The coordinator is this node, and others may come.
     Coordinator,
-    /// One of these is.
+    /// A node at one of these addresses is the coordinator.
     Member(Vec<Address>),
-    /// Whichever node has the lease there; it may be this one.
+    /// The holder of the lease there is the coordinator; it may be this node.
     Candidate(EtcdPlace),
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn address(text: &str) -> anyhow::Result<Address> {
     Ok(Address { node: node.to_owned(), address: address.to_owned() })
 }
 
-/// What is open towards others.
+/// Links of this node to other nodes.
 #[derive(Debug)]
 pub(crate) struct Peers {
     pub(crate) cluster: Arc<Cluster>,
@@ -196,7 +196,7 @@ impl Peers {
             },
             life.incarnation,
         );
-        // What lay here before this daemon began.
+        // Files that lay here before this daemon began.
         for view in shared.namespace.views_below(b"") {
             replicator.look_at(&view, Priority::Base);
         }
@@ -252,7 +252,7 @@ impl Peers {
         }
     }
 
-    /// What this node says of itself.
+    /// Returns this node's description of itself.
     fn presence(&self, shared: &Arc<Shared>, version: &str) -> Arc<Presence> {
         let tier1 = Arc::clone(&shared.tier1);
         Arc::new(Presence {
@@ -263,7 +263,7 @@ impl Peers {
         })
     }
 
-    /// This node as a candidate for the coordinator's seat, where it is one.
+    /// Returns this node as a candidate for the coordinator role, if it is one.
     pub(crate) fn candidate(&self, daemon: &Arc<Daemon>, etcd: Option<EtcdAccess>) -> Option<Candidate> {
         let shared = daemon.node.shared();
         Some(Candidate {
@@ -277,7 +277,7 @@ impl Peers {
     }
 }
 
-/// What the coordinator's settings say of members and their places.
+/// Returns the coordinator's settings for members and their places.
 fn terms(settings: &Settings) -> Terms {
     let (rules, patience) = (settings.placement.rules(), settings.members.patience());
     Terms { rules, patience, ..Terms::default() }
@@ -309,7 +309,7 @@ async fn follow_partners(cluster: Arc<Cluster>, partners: tokio::sync::watch::Se
     }
 }
 
-/// What is old is forgotten, and who has to know of a copy that is gone is told.
+/// Forgets old entries, and notifies each node that must know of a withdrawn copy.
 async fn keep_house(cluster: Arc<Cluster>, receiver: Arc<Receiver>) {
     loop {
         tokio::time::sleep(HOUSEKEEPING).await;
@@ -324,7 +324,7 @@ async fn keep_house(cluster: Arc<Cluster>, receiver: Arc<Receiver>) {
     }
 }
 
-/// What this node does with messages that are not about names.
+/// Handler of messages that are not about names.
 #[derive(Debug)]
 struct NodeInbox {
     daemon: Arc<Daemon>,

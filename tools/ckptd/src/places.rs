@@ -1,7 +1,7 @@
 //! Places and checkpoints as people name them, on the tree of this node.
 //!
-//! Owns: following symbolic links of the mount, and how a name that leads nowhere reads. Does not own: the grammar of names (protocol), the
-//! walk (namespace), which checkpoint is meant (engine).
+//! Owns: following symbolic links of the mount, and the reading of a name that leads nowhere. Does not own: the grammar of names
+//! (protocol), the walk (namespace), which checkpoint is meant (engine).
 //!
 //! Links are followed where a command is answered, so that on several nodes the coordinator's tree decides.
 
@@ -55,11 +55,10 @@ pub(crate) fn described(selector: &Selector) -> String {
 }
 
 impl Daemon {
-    /// Where a place leads. One with escapes, as answers write paths, is read so where nothing has the name as it was typed: a name that is
-    /// there is never taken for another.
+    /// Follows a place to its path. A place with escapes, as answers write paths, is unescaped only if nothing has the name as it was
+    /// typed: an existing name is never taken for another.
     ///
-    /// # Errors
-    /// Not found, where it leads out of the mount or in circles.
+    /// # Errors Not found, if the place leads out of the mount or in circles.
     pub(crate) async fn led(&self, place: &Place, last: LastLink) -> Result<Vec<u8>, ApiError> {
         let typed = self.follow(place, last);
         let Some(unescaped) = place.unescaped() else { return typed };
@@ -103,7 +102,7 @@ impl Daemon {
         })
     }
 
-    /// What a person names. A run's name may be a link in any case; `last` is about a path.
+    /// Resolves a person's selector. A run's name may be a link in any case; `last` is about a path.
     ///
     /// # Errors
     /// As [`Daemon::led`].
@@ -140,10 +139,10 @@ impl Daemon {
         self.wanted(selector, last).await
     }
 
-    /// What is to be removed for good. A link is never taken for what it leads to: somebody who removes a link means the link.
+    /// Resolves a selector of what is to be removed for good. A link is never taken for its target: a person who removes a link means the
+    /// link.
     ///
-    /// # Errors
-    /// It is a link; as [`Daemon::led_to_change`].
+    /// # Errors The selector names a link; else as [`Daemon::led_to_change`].
     pub(crate) async fn wanted_to_remove(&self, selector: &Selector) -> Result<Wanted, ApiError> {
         let wanted = self.wanted_to_change(selector, LastLink::Kept).await?;
         if let Wanted::Path(path) = &wanted

@@ -1,11 +1,11 @@
-//! What this process asks of the kernel for itself.
+//! Requests of this process to the kernel for itself.
 //!
 //! Owns: its umask, that it is killed late for memory, that it leaves no core. Does not own: descriptors (`descriptors`).
 
 use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior, umask};
 
-/// What others may never have of a file that this process makes, whatever umask it was started with.
+/// Rights that other users never get to a file that this process makes, whatever umask it was started with.
 const OTHERS_WRITE: Mode = Mode::WGRP.union(Mode::WOTH);
 
 /// To kill this process frees next to nothing: Tier-1 is not its own memory, and every job on the node waits until the next

@@ -1,4 +1,4 @@
-//! What others may know without asking: the control files, the last known status, the mount's counters.
+//! Published state, readable without asking: the control files, the last known status, the mount's counters.
 //!
 //! Owns: when they are written, and who waits for that. Does not own: what a status says (`api`).
 

@@ -13,7 +13,7 @@ use tidemark_protocol::report::{Problem, ProblemCode, ReplicationStatus};
 /// Files are counted at most so often: all of them are looked at.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
-/// What was counted last.
+/// The last count.
 #[derive(Debug, Default)]
 pub(crate) struct Counted(Mutex<Option<(Instant, Lacking)>>);
 

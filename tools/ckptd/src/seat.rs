@@ -1,11 +1,11 @@
-//! The coordinator's seat where a lease in an etcd says whose it is.
+//! The coordinator role, if a lease in an etcd names its holder.
 //!
-//! Owns: following whoever has the lease, or commands where the lease cannot be looked at, taking it when nobody has, what a node does
-//! when it becomes the coordinator and when it ends to be that. Does not own: the lease (control), what a coordinator does (the catalog, the engine), following as a member
-//! (`engine::cluster::follow`).
+//! Owns: following the lease's holder, or commands where the lease cannot be read; taking the lease when it is free; a node's steps when it
+//! becomes the coordinator and when it ceases to be. Does not own: the lease (control), a coordinator's work (the catalog, the engine),
+//! following as a member (`engine::cluster::follow`).
 //!
-//! The order of a beginning: this node's tree becomes the catalog of the coordinator before, which etcd has; then all members
-//! come and say what they know, and Tier-3 is read as soon as it answers. Nothing is written to Tier-3 before that.
+//! The beginning has an order: this node's tree becomes the previous coordinator's catalog, which etcd has. Then all members come and
+//! publish what they know, and Tier-3 is read as soon as it answers. Nothing is written to Tier-3 before that.
 
 use crate::api::Daemon;
 use crate::cli::Failure;
@@ -31,17 +31,17 @@ use tokio::task::JoinSet;
 /// How often the lease is looked at by who does not have it.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// How long a node that ends leaves the free seat to the nodes that stay: until the last of them has tried, with two requests to etcd of the
-/// longest. It is taken all the same where nobody else does, since all may end at once, and none drains without a coordinator.
+/// How long an ending node leaves the free role to the nodes that stay: until the last of them has tried, with two requests to etcd of the
+/// longest. After that the ending node takes it: all nodes may end at once, and none drains without a coordinator.
 const STAYING_FIRST: Duration = Duration::from_secs(4);
 
-/// Between two tries to read the catalog in etcd.
+/// Interval between two tries to read the catalog in etcd.
 const LOAD_AGAIN: Duration = Duration::from_millis(100);
 
-/// How long a node that begins waits for Tier-3 to say whether what etcd has is of the last coordinator. Names wait meanwhile.
+/// How long a beginning coordinator waits for Tier-3 to show whether etcd's catalog is the last coordinator's. Names wait meanwhile.
 const TIER3_WAIT: Duration = Duration::from_secs(5);
 
-/// Between two tries to read Tier-3.
+/// Interval between two tries to read Tier-3.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// A node that may become the coordinator.
@@ -51,14 +51,14 @@ pub(crate) struct Candidate {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) daemon: Arc<Daemon>,
     pub(crate) presence: Arc<Presence>,
-    /// What the settings say of members.
+    /// The settings for members.
     pub(crate) terms: Terms,
     /// Held while this node's tree becomes a catalog, which nothing breaks off.
     pub(crate) settling: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// Whether a node tries to take a seat that has been free for so long. `is_ending`: it would leave the seat again as soon as it has drained, and
-/// what it drains by would change twice.
+/// Whether a node tries to take a role that has been free for this long. `is_ending`: the node would leave the role again as soon as it has
+/// drained, and the rule of its drain would change twice.
 fn stands(is_ending: bool, free_for: Duration) -> bool {
     !is_ending || free_for >= STAYING_FIRST
 }
@@ -164,7 +164,7 @@ impl Candidate {
         }
     }
 
-    /// This node is the coordinator until the lease is lost.
+    /// Coordinates until the lease is lost.
     async fn lead(&self, lease: &mut EtcdLease, epoch: Epoch) {
         let stored = match self.stored(lease).await {
             Ok(stored) => stored,
@@ -219,7 +219,7 @@ impl Candidate {
             tokio::time::sleep(LOAD_AGAIN).await;
         };
         let of = kept.mark.epoch;
-        // Who followed that coordinator knows that no later one was there.
+        // A node that followed that coordinator knows that there was no later one.
         if self.cluster.epoch() != of {
             let store = &self.daemon.node.shared().drain.store;
             match tokio::time::timeout(TIER3_WAIT, current_epoch(store.as_ref())).await {
@@ -281,10 +281,10 @@ impl Candidate {
         let presence = Arc::clone(&self.presence);
         let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before);
         if !knows {
-            // What is done to names from now on is done to those of Tier-3 as well, once they are here.
+            // Changes of names from now on also apply to Tier-3's names, once they are here.
             tree.carry_names();
         }
-        // From here on this tree is what others are told of.
+        // From here on this tree is published to other nodes.
         tree.lead_outgoing(false);
         // The lease is lost if nobody takes them; then this ends, too.
         let _ = keeping.send(Arc::clone(&catalog));
@@ -344,7 +344,7 @@ impl Candidate {
             );
         }
         if names == Names::Empty {
-            // What is torn is seen only once all that was written is known.
+            // Torn checkpoints show only once everything written is known.
             catalog.nodes_heard().await;
         }
         Ok(recover(shared, names).await?)
@@ -367,13 +367,14 @@ fn with_causes(error: LeaseError) -> String {
     format!("{:#}", anyhow::Error::from(error))
 }
 
-/// Whose members are to be stored, and who may have a doubt.
+/// Channel for the catalog whose members are stored with the lease, and whose followers may doubt the lease.
 type Keeping = oneshot::Sender<Arc<Catalog>>;
 
-/// After a look at the lease because somebody doubts it: a small part of its term.
+/// Pause after a check of the lease because of a doubt: a small part of its term.
 const DOUBT_PAUSE: Duration = Duration::from_millis(200);
 
-/// Between two tries to store the members: nobody else may know meanwhile that this node has the catalog, and each is a warning in the log.
+/// Interval between two tries to store the members: meanwhile no other node may learn that this node has the catalog, and each try is a
+/// warning in the log.
 const STORE_AGAIN: Duration = Duration::from_millis(250);
 
 /// Renews the lease, and stores the members, until it is lost; says why.
@@ -425,7 +426,7 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
                     let list = serde_json::to_vec(&catalog.stored()).expect("a list is written as JSON");
                     let written = lease.write_members(&list).await;
                     match &written {
-                        // It does not become smaller by itself.
+                        // A list that is too large does not become smaller by itself.
                         Ok(()) | Err(LeaseError::MembersTooLarge { .. }) => {}
                         // There may be no next change for long, and a successor begins with what is stored.
                         Err(_) => {

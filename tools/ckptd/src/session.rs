@@ -1,8 +1,8 @@
-//! What the next daemon needs to go on where this one died: named descriptors with the keeper, one of them a record.
+//! State for the next daemon to go on where this one died: named descriptors with the keeper, one of them a record.
 //!
-//! Owns: the record and the names. Does not own: keeping (the keeper), what becomes of them (`base`, `up`).
+//! Owns: the record and the names. Does not own: keeping (the keeper), the use of the descriptors (`base`, `up`).
 //!
-//! The record is handed over last: without it, what else is found is of a start that never came to serve.
+//! The record is handed over last: without it, the other descriptors come from a start that never served.
 
 use crate::base::OwnMemory;
 use anyhow::{Context, bail};
@@ -21,7 +21,7 @@ use tidemark_tier1::{KeptMounts, KeptSpill};
 
 /// Raised when a field changes its meaning. A daemon refuses a newer record than it knows, and an upgrade is rolled back.
 const RECORD_VERSION: u32 = 2;
-/// Of a record without a spill: an older daemon reads it, and loses nothing.
+/// Version of a record without a spill: an older daemon reads it, and loses nothing.
 const RECORD_VERSION_WITHOUT_SPILL: u32 = 1;
 
 /// The longest record: some hundred bytes and three paths.
@@ -74,7 +74,7 @@ pub(crate) struct Found {
     pub(crate) record: Record,
     pub(crate) mounts: KeptMounts,
     pub(crate) mount: Option<KeptMount>,
-    /// What the keeper answered while no daemon was there.
+    /// Answers of the keeper while no daemon was there.
     pub(crate) answered: Vec<Answered>,
 }
 
@@ -97,7 +97,7 @@ impl SavedMount {
     }
 }
 
-/// What a serving daemon hands over besides Tier-1.
+/// State that a serving daemon hands over besides Tier-1.
 #[derive(Debug)]
 pub(crate) struct Serving<'a> {
     pub(crate) node: &'a str,
@@ -121,7 +121,7 @@ pub(crate) fn hand_over(keeper: &Keeper, serving: &Serving<'_>) -> anyhow::Resul
         keeper.put(FOLDER_LOCK, lock.as_fd())?;
     }
     if let Some(spill) = &mounts.spill {
-        // Its lock too, which says for as long as the keeper lives that these files are somebody's.
+        // The descriptor carries the lock, which shows for as long as the keeper lives that these files are in use.
         keeper.put(SPILL, spill.directory.as_fd())?;
     }
     keeper.put(names::DEVICE, serving.mounted.device())?;
@@ -163,7 +163,7 @@ fn put(keeper: &Keeper, record: &Record) -> anyhow::Result<()> {
     Ok(keeper.put(RECORD, file.as_fd())?)
 }
 
-/// What a daemon before this one left; none when it left nothing whole, which is then let go.
+/// Finds what an earlier daemon left. If that is incomplete, it is let go, and the result is `None`.
 ///
 /// Errors: the record is of a newer daemon, or no record.
 pub(crate) fn find(
@@ -202,7 +202,7 @@ pub(crate) fn find(
     let mount = match &record.mount {
         Some(saved) => Some(KeptMount { device: take(names::DEVICE)?, record: saved.record() }),
         None => {
-            // Of a daemon that died before the mount was let go, or before it handed the next one over.
+            // The device is left from a daemon that died before the mount was let go, or before it handed the next one over.
             if descriptors.remove(names::DEVICE).is_some() {
                 keeper.remove(names::DEVICE)?;
             }
@@ -221,7 +221,8 @@ pub(crate) fn let_mount_go(keeper: &Keeper, mut record: Record) -> anyhow::Resul
     Ok(())
 }
 
-/// This is the end: nobody is to go on with anything. The record first, without which the rest is nothing.
+/// Lets everything go at the end, so that no daemon goes on with anything. The record goes first, because the rest counts for
+/// nothing without it.
 pub(crate) fn let_all_go(keeper: &Keeper) -> anyhow::Result<()> {
     for name in
         [RECORD, names::DEVICE, names::ANSWERED, names::FILES, names::BALLAST, JOURNAL, FOLDER_LOCK, SPILL]

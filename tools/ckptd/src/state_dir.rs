@@ -119,7 +119,7 @@ impl StateDir {
         }
     }
 
-    /// What a daemon before this one wrote last; none where there is nothing that can be read.
+    /// Reads the last status of an earlier daemon; `None` if none can be read.
     pub(crate) fn last_status(&self) -> Option<tidemark_protocol::report::Status> {
         let mut text = Vec::new();
         let file = File::open(self.path.join("status.json")).ok()?;
@@ -160,7 +160,7 @@ impl StateDir {
         let held = self.held();
         let directory = held.directory.as_ref().ok_or(Errno::NOENT)?;
         let fresh = format!("{name}.new");
-        // What a daemon left that was killed here; never written through, whatever it is.
+        // A daemon that was killed here may have left this file; it is never written through, whatever it is.
         match rustix::fs::unlinkat(directory, &fresh, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(errno.into()),
@@ -181,7 +181,7 @@ fn make(path: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("the state directory {} cannot be made", path.display()))
 }
 
-/// Opens the directory. Errors: it is a link, belongs to another user, or others may change it. What is there is never changed.
+/// Opens the directory, and never changes an existing one. Errors: it is a link, belongs to another user, or others may change it.
 fn open_own(path: &Path) -> anyhow::Result<OwnedFd> {
     let shown = path.display();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

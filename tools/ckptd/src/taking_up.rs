@@ -1,10 +1,10 @@
-//! Tier-3 taken up by a daemon that goes on with what lies in memory: it serves, and tries until it succeeds.
+//! Tier-3 recovered by a daemon that goes on with its predecessor's memory: it serves, and tries until it succeeds.
 //!
-//! Owns: the tries, and what follows from each for the loop, for cold files and for other nodes. Does not own: what a try is
-//! (`tier3`), reading Tier-3 (the engine), the order of a start (`up`).
+//! Owns: the tries, and the effects of each on the loop, on cold files and on other nodes. Does not own: a try itself (`tier3`), reading
+//! Tier-3 (the engine), the order of a start (`up`).
 //!
-//! A Tier-3 that can be read is read meanwhile: where it takes nothing, since it is full or read-only, and where the right to commit takes
-//! long. Its store lets no write through before that right is certain.
+//! A readable Tier-3 is read meanwhile: if it takes no writes, since it is full or read-only, or if the right to commit takes long. The
+//! store lets no write through before that right is certain.
 
 use crate::alone::Sign;
 use crate::api::Daemon;
@@ -32,25 +32,25 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(3);
 /// Why nothing is written before the first try has ended.
 pub(crate) const BEGUN: &str = "it is being read, and the right to commit there is not certain yet";
 
-/// A Tier-3 that has neither given the right nor been read for so long is told as away, although nothing has failed. One that is healthy
-/// gives it sooner: another's lease is waited for 30 s, its signs of life for 25 s. By then opens of cold files fail, too.
+/// How long a Tier-3 may neither give the right nor be read until it is reported as away, although nothing has failed. A healthy Tier-3 is
+/// faster: another's lease is waited for 30 s, its signs of life for 25 s. By then opens of cold files fail, too.
 const SILENT_AFTER: Duration = Duration::from_secs(60);
 const UNANSWERED: &str = "it has not answered since this daemon began";
 
-/// What the loop has not looked at yet: three at most follow each other at once.
+/// Reports that the loop has not read yet: three at most follow each other at once.
 const UNHEARD_MAX: usize = 4;
 
-/// What the tries came to so far.
+/// A report of the tries.
 #[derive(Debug)]
 enum Told {
-    /// It may not be written to, and why.
+    /// Tier-3 may not be written to, and why.
     Away(String),
-    /// What is committed in one that can be read.
+    /// The committed versions of a Tier-3 that can be read.
     Committed(Box<Recovered>),
     Taken(Box<Taken>),
 }
 
-/// The right to commit, and what is to be decided over.
+/// The right to commit, and the state to decide on.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) right: Right,
@@ -60,7 +60,7 @@ pub(crate) struct Taken {
 /// Whether this node may commit to Tier-3 when it begins to serve.
 #[derive(Debug)]
 pub(crate) enum Claim {
-    /// It may, or another node does.
+    /// The node has the right, or another node decides.
     Has(Box<Right>),
     Later(TakingUp),
 }
@@ -69,12 +69,12 @@ pub(crate) enum Claim {
 #[derive(Debug)]
 pub(crate) struct TakingUp {
     told: mpsc::Receiver<Told>,
-    /// Why it may not be written to. None: no try has failed.
+    /// Why Tier-3 may not be written to. None: no try has failed.
     why: Option<String>,
-    /// What is committed was told.
+    /// The committed versions were reported.
     is_read: bool,
     tries: JoinHandle<()>,
-    /// What the tries have taken, if they have.
+    /// The sign of life that the tries have taken, if any.
     sign: Sign,
 }
 
@@ -84,9 +84,9 @@ struct Tries {
     opener: Opener,
     shared: Arc<Shared>,
     tell: mpsc::Sender<Told>,
-    /// When the log was told why the last try failed.
+    /// When the log last said why a try failed.
     said: Option<Instant>,
-    /// What is committed was told.
+    /// The committed versions were reported.
     is_read: AtomicBool,
 }
 
@@ -112,7 +112,7 @@ impl TakingUp {
                     self.is_read = true;
                     return Err(recovered);
                 }
-                // What can be read all the same comes next.
+                // A report of the committed versions may follow, because Tier-3 may still be readable.
                 Told::Away(why) => self.why = Some(why),
             }
         }
@@ -164,7 +164,8 @@ impl TakingUp {
                 Told::Taken(taken) => return *taken,
             }
         }
-        // They end without success only where they panic, which this task is to end with: nobody else would commit.
+        // The tries end without success only if they panic. This task must then end with the same panic, because no other task would
+        // commit.
         match (&mut self.tries).await.map_err(JoinError::try_into_panic) {
             Err(Ok(panic)) => std::panic::resume_unwind(panic),
             // The runtime ends, and this task with it.

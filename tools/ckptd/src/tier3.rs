@@ -31,21 +31,21 @@ pub(crate) struct Tier3 {
 #[derive(Debug)]
 pub(crate) struct Right {
     lease: Lease,
-    /// This daemon's sign of life, where no shared lease says who commits.
+    /// Sign of life of this daemon, if no shared lease says which node commits.
     alone: Option<Alone>,
     pub(crate) epoch: Epoch,
 }
 
-/// Who opens a Tier-3.
+/// Opener of a Tier-3, with the daemon's identity.
 #[derive(Debug)]
 pub(crate) struct Opener {
     pub(crate) settings: Settings,
     pub(crate) state_dir: StateDir,
     pub(crate) name: String,
     pub(crate) keeper: Option<u32>,
-    /// A daemon that holds this Tier-3 is superseded.
+    /// Whether a daemon that holds this Tier-3 is superseded.
     pub(crate) take_over: bool,
-    /// What it takes besides: whoever ends it gives that back.
+    /// The sign of life that opening takes; the code that ends the opener gives it back.
     pub(crate) sign: Sign,
 }
 

@@ -1,13 +1,13 @@
-//! What was wrong when the status was told last, and whether that is too long ago to be believed.
+//! Problems of the last published status, and whether that is too old to be believed.
 //!
-//! Owns: when the silence of the loop counts, and its words. Does not own: what is wrong (`api`), telling it (`publish`).
+//! Owns: when the silence of the loop counts, and its words. Does not own: the problems (`api`), publishing them (`publish`).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tidemark_protocol::report::{Problem, ProblemCode, one_line};
 
-/// The status is told five times a second, or once a second while it waits for a coordinator. What was told longer ago says nothing
-/// of a loop that hangs.
+/// Age from which the last status says nothing of a loop that hangs. The status is published five times a second, or once a second
+/// while it waits for a coordinator.
 const SILENT_AFTER: Duration = Duration::from_secs(2);
 
 /// See the module's head.
@@ -19,13 +19,13 @@ impl LastTold {
         *self.get() = Some((now, problems.to_vec()));
     }
 
-    /// How long the loop has been silent, where that is too long; none before anything was told.
+    /// Returns how long the loop has been silent, if that is too long; `None` before the first status.
     pub(crate) fn silence(&self, now: Instant) -> Option<Duration> {
         let for_ = now.saturating_duration_since(self.get().as_ref()?.0);
         (for_ > SILENT_AFTER).then_some(for_)
     }
 
-    /// What is wrong: the silence, and what was wrong before.
+    /// Returns the problems: the silence, and the earlier problems.
     pub(crate) fn problems(&self, now: Instant) -> Vec<Problem> {
         let silent = self.silence(now).map(|for_| {
             let what = format!(

@@ -1,6 +1,6 @@
-//! What was taken away from under this daemon: its mount, its state directory, its etcd.
+//! Resources removed from under this daemon: its mount, its state directory, its etcd.
 //!
-//! Owns: whether that is so now, and what people are told. Does not own: looking (`up`, `seat`).
+//! Owns: whether that is so now, and the report for people. Does not own: looking (`up`, `seat`).
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,7 +45,7 @@ impl Troubles {
         *self.catalog.lock().unwrap_or_else(PoisonError::into_inner) = not_kept;
     }
 
-    /// What is wrong with the mount, in a sentence; none where nothing is.
+    /// Describes the fault of the mount in a sentence; `None` if there is no fault.
     pub(crate) fn mount_gone(&self, mountpoint: &Path) -> Option<String> {
         self.mount_gone.load(Ordering::Acquire).then(|| {
             format!(

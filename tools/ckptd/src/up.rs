@@ -51,7 +51,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// How often this process looks after what others may take away from it, and gives its keeper a life sign.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
-/// What a start is given.
+/// Inputs of a start.
 #[derive(Debug)]
 struct Start<'a> {
     version: &'static str,
@@ -75,7 +75,7 @@ struct Start<'a> {
 struct Began {
     /// Nobody has served this mount before.
     first: bool,
-    /// It was told to end before it served.
+    /// Whether the daemon was told to end before it served.
     told_to_end: bool,
 }
 
@@ -86,7 +86,7 @@ struct Signals {
     interrupt: Signal,
 }
 
-/// What serves.
+/// Parts of a serving daemon.
 #[derive(Debug)]
 struct Serves {
     base: Base,
@@ -102,7 +102,8 @@ struct Serves {
 
 impl Signals {
     fn watch() -> std::io::Result<Self> {
-        // What others send by habit: a closed terminal, a rotation of logs, a reload. Their default would end this process.
+        // Signals that others send by habit: a closed terminal, a rotation of logs, a reload. Their default would end this
+        // process.
         for kind in [SignalKind::hangup(), SignalKind::user_defined1(), SignalKind::user_defined2()] {
             let mut signals = signal(kind)?;
             tokio::spawn(async move {
@@ -308,7 +309,7 @@ impl Start<'_> {
                 let store = LaterStore::held(&self.settings.tier3.url, BEGUN);
                 let tier3 = Tier3::unknown(Arc::clone(&store) as Arc<_>);
                 let shared = self.shared(&base, &tier3, peers.as_ref())?;
-                // What it took over at its first start is its own, or another's by now.
+                // The Tier-3 taken over at the first start is this daemon's own, or another's by now.
                 let mut taking_up = TakingUp::begin(store, self.opener(false), Arc::clone(&shared));
                 match taking_up.first().await {
                     Ok(taken) => {
@@ -538,7 +539,7 @@ impl Start<'_> {
         // Only now: a daemon that dies while it drains is to be followed by one that drains on.
         self.say_the_end();
         daemon.node.stop();
-        // Its receiver is gone where the lease was lost, or is a candidate's, which ends by itself.
+        // The receiver is gone if the lease was lost, or belongs to a candidate, which ends by itself.
         let _ = end_lease.send(());
         keeping.end().await;
         publishing.abort();
@@ -556,7 +557,7 @@ impl Start<'_> {
         let (mut answered, mut missed) = (0, false);
         loop {
             tokio::time::sleep(WATCH_EVERY).await;
-            // One of the two is enough: a loop that looks at very many files for long holds no program up.
+            // Progress of either is enough: a loop that examines very many files for long holds no program up.
             let turned = tokio::time::timeout(WATCH_EVERY, daemon.node.turns()).await.is_ok();
             let requests = mounted.counters().iter().map(|(_, count)| count).sum::<u64>();
             if turned || requests != answered {
@@ -614,7 +615,7 @@ impl Start<'_> {
         }
     }
 
-    /// This process ends, and the next daemon goes on with the mount, which is taken away with the last reference to it.
+    /// Ends this process while the next daemon goes on with the mount, which is taken away with the last reference to it.
     fn leave(&self, mounted: &Arc<Mounted>, failure: Failure) -> Failure {
         if !matches!(self.keeper, Keeper::Nobody) {
             std::mem::forget(Arc::clone(mounted));
@@ -660,7 +661,7 @@ impl Start<'_> {
     }
 }
 
-/// What the keeper said of closes and fsyncs in the place of a daemon is so from now on.
+/// Applies the keeper's answers to closes and fsyncs, which it gave in the daemon's place.
 fn take_up_answers(base: &Base, answered: &[Answered]) {
     let nobody = Caller { uid: 0, gid: 0, pid: 0, now_ns: 0, request: 0 };
     for answer in answered {
