@@ -1,7 +1,7 @@
 //! `ckptctl bench mount`: the mount against another folder, in one run.
 //!
-//! Owns: the order of the samples, alternating, and the medians. Does not own: the samples (`sample`), the command
-//! line, how a mount's warmth is asked for (the caller hands that in), or printing.
+//! Owns: the order of the samples, alternating, and the medians. Does not own: the samples (`sample`), the command line, the
+//! check of a mount's warmth (the caller hands that in), printing.
 
 use anyhow::{Context, ensure};
 use ckptctl::sample;
@@ -24,7 +24,7 @@ const MEMCPY_BYTES: usize = 256 << 20;
 const WARM_MAX: Duration = Duration::from_secs(600);
 const WARM_POLL: Duration = Duration::from_millis(200);
 
-/// What to measure.
+/// Settings of a measurement.
 pub(crate) struct BenchMount<'a> {
     /// A folder of the mount.
     pub path: PathBuf,
@@ -56,7 +56,7 @@ pub(crate) struct BenchReport {
     pub memcpy_bytes_per_s: f64,
 }
 
-/// One way of using a file, in both places.
+/// A use of a file, measured in both places.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct BenchFigure {
     /// `write`, `read`, `mmap` or `save`.
@@ -116,7 +116,7 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Those that a measurement of this process uses.
+    /// Returns the places that a measurement of this process uses.
     pub(crate) fn of(mount: &Path, baseline: &Path) -> Self {
         let name = format!("tidemark-bench-{}", std::process::id());
         Self { mount: mount.join(&name), baseline: baseline.join(name) }
@@ -201,7 +201,7 @@ fn compare(
     let (mut mounts, mut baselines) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
         let mut places = [(mount, &mut mounts), (baseline, &mut baselines)];
-        // What ran just before moves a sample by up to three times, so neither place is always first.
+        // Whatever ran just before changes a sample by up to three times, so neither place is always first.
         if round % 2 == 1 {
             places.reverse();
         }

@@ -1,4 +1,4 @@
-//! What every command has: the daemon, the place for output, and the ways to fail.
+//! Shared by all commands: the daemon, the place for output, and the ways to fail.
 //!
 //! Owns: reaching the daemon, placing typed paths on its mount, writing JSON. Does not own: what is written.
 
@@ -97,14 +97,14 @@ impl Context {
     }
 }
 
-/// What is typed.
+/// Meaning of a typed path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Means {
-    /// What a person sees: where it is there in a working directory that is not on the mount, that is what is meant.
+    /// A path as a person sees it: if the working directory is not on the mount and has the path, that path is meant.
     Path,
-    /// The same, where a link outside of the mount that is the last name is meant itself, not what it leads to.
+    /// The same, but a link outside of the mount that is the last name is meant itself, not its target.
     PathItself,
-    /// A run, or what is to be made: people know it by that name wherever they are.
+    /// A run, or something to be made: people know it by that name wherever they are.
     Name,
 }
 
@@ -112,9 +112,9 @@ fn working_directory() -> PathBuf {
     std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"))
 }
 
-/// By text first, which never touches the mount: links in it the daemon follows. Where the text leads elsewhere, links are followed here.
-/// A relative path begins at `cwd` when that is on the mount, else at the mount's root. It is refused where the person may mean another
-/// thing than is there: `cwd` is on the mount by another path, or has what is typed.
+/// Places a typed path on the mount. By text first, which never touches the mount: the daemon follows links in the text. If the text
+/// leads elsewhere, links are followed here. A relative path begins at `cwd` when that is on the mount, else at the mount's root. The
+/// path is refused if the person may mean something else: `cwd` is on the mount by another path, or has a file of that path.
 fn place_on(mount: &Path, cwd: &Path, path: &OsStr, means: Means) -> Result<Place, Failure> {
     let by_text = |path: &OsStr| {
         Place::typed(mount.as_os_str().as_bytes(), cwd.as_os_str().as_bytes(), path.as_bytes())
@@ -307,7 +307,7 @@ mod tests {
                 assert_eq!(placed(&home.join(path), means).unwrap(), "run/step1.pt", "{path}, {means:?}");
                 assert_eq!(placed(Path::new(path), means).unwrap(), "run/step1.pt", "{path}, {means:?}");
             }
-            // What is to be brought back is not there.
+            // A path to bring back does not exist yet.
             assert_eq!(placed(&home.join("there/run/gone.pt"), means).unwrap(), "run/gone.pt", "{means:?}");
         }
         assert_eq!(placed(&home.join("best"), Means::Path).unwrap(), "run/step1.pt");

@@ -1,3 +1,3 @@
-//! What the benches share with `ckptctl bench`: the samples, so that both measure the same. The command is `main`.
+//! Shared by the benches and `ckptctl bench`: the samples, so that both measure the same. The command is `main`.
 
 pub mod sample;

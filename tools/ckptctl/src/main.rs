@@ -26,7 +26,7 @@ fn main() -> std::process::ExitCode {
             return code.number().into();
         }
     };
-    // One thread: the work is the daemon's.
+    // A single thread is enough, because the daemon does the work.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = match runtime {
         Ok(runtime) => runtime.block_on(cmd::run(args.command, &mut Context::new(args.common))),
@@ -44,7 +44,7 @@ fn main() -> std::process::ExitCode {
             code
         }
     };
-    // What is still in the buffer; a failure here means that the reader is gone.
+    // Writes the rest of the buffer; a failure here means that the reader is gone.
     let _ = io::stdout().flush();
     code.number().into()
 }

@@ -1,7 +1,7 @@
-//! One file, written, read or mapped, and how fast that was: the samples of `ckptctl bench mount` and of the benches.
+//! A file, written, read or mapped, and how fast that was: the samples of `ckptctl bench mount` and of the benches.
 //!
-//! Owns: what is done within the time and what before it. Does not own: which places are compared, medians. Memory
-//! maps: unsafe code is allowed here.
+//! Owns: the work within the measured time and the work before it. Does not own: the choice of places, medians.
+//! Memory maps: unsafe code is allowed here.
 
 use anyhow::{Context, ensure};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -11,11 +11,11 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Instant;
 
-/// One write(2) or read(2): what large writers use.
+/// Bytes of a write(2) or read(2), as large writers use it.
 pub const BLOCK_BYTES: usize = 1 << 20;
 /// A mapped file is touched once in each of these.
 const PAGE_BYTES: usize = 4096;
-/// What torch.save writes: per tensor a zip header, the tensor in one call, a data descriptor; at the end the
+/// Sizes of torch.save's writes: per tensor a zip header, the tensor in one call, a data descriptor; at the end the
 /// archive's directory. Sequential, and nothing is ever written twice.
 const SAVE_HEADER_BYTES: usize = 128;
 const SAVE_TENSOR_BYTES: usize = 16 << 20;

@@ -39,7 +39,7 @@ pub(crate) fn text(text: &str) -> Cell {
 
 /// Characters of a run's name in a table.
 pub(crate) const RUN_CHARS: usize = 28;
-/// Of a path.
+/// Longest path.
 pub(crate) const PATH_CHARS: usize = 56;
 
 /// Names from outside in a table. A long one is cut in the middle, so that it does not push the rows of others apart, and stands in

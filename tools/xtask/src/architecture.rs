@@ -1,6 +1,6 @@
-//! The rules about who may depend on whom, checked against Cargo's own view and the sources.
+//! Rules of dependencies between crates, checked against Cargo's own view and the sources.
 //!
-//! It owns the list of rules. Each says its reason, because the reader of a failure is about to break one.
+//! Owns: the list of rules. Each rule states its reason, because the reader of a failure is about to break it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -27,10 +27,10 @@ const CONTENT_MAY_USE: &[&str] = &["memchr", "serde", "serde_json"];
 /// The order of changes is a function of what it is told: no runtime, no store's client.
 const META_MAY_USE: &[&str] = &["postcard", "serde", "thiserror", "tidemark-protocol"];
 
-/// They know bytes, not what the bytes are for.
+/// Packages that know bytes, not their use.
 const ALONE: &[&str] = &["tidemark-kernels", "tidemark-transport"];
 
-/// Who may use the client of Tier-3: the store, and who measures it against that client.
+/// Packages that may use the client of Tier-3: the store, and those that measure it against that client.
 const TALKS_TO_TIER3: &[&str] = &["tidemark-store", "tidemark-tests", "tidemark-benches"];
 
 const FORBIDDEN: &[Forbidden] = &[
@@ -120,7 +120,7 @@ const SILENT: &[Silent] = &[
     },
 ];
 
-/// What is wrong, one line each; empty when the architecture holds.
+/// Returns the problems, one line each; empty when the architecture holds.
 pub(crate) fn problems(workspace: &Workspace) -> Result<Vec<String>> {
     let mut problems = dependency_problems(workspace);
     for rule in SILENT {

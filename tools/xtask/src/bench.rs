@@ -1,7 +1,7 @@
-//! `cargo xtask bench`: which benches there are, building them once, and running each.
+//! `cargo xtask bench`: the list of benches, building them once, and running each.
 //!
-//! It owns the reading of the benches' table and of their output. It does not own what a bench measures, nor what becomes of
-//! its figures (`results`).
+//! Owns: the reading of the benches' table and of their output. Does not own: what a bench measures, the keeping of its figures
+//! (`results`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,27 +25,27 @@ pub(crate) const FOLDER: &str = "benches";
 const TARGET: &str = "benches";
 /// The programs that benches start; they look for them beside their own executable.
 const PROGRAMS: [&str; 3] = ["ckptd", "ckptctl", "tidemark-s3"];
-/// Of the smoke benches, one more than there are processors where time is shortest: they wait too. Each has at most a few hundred MiB
-/// of Tier-1.
+/// Smoke benches that run at once, one more than there are processors where time is shortest: they wait too. Each has at most a few
+/// hundred MiB of Tier-1.
 const SMOKE_AT_ONCE: usize = 3;
 /// Each figure is one line that begins with this word and goes on as a JSON object.
 const RESULT: &str = "RESULT ";
 
-/// One bench, as the table in `benches/main.rs` has it.
+/// A bench, as the table in `benches/main.rs` has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stage {
     pub(crate) name: String,
     pub(crate) question: String,
 }
 
-/// What `cargo xtask bench` or `cargo xtask figures` was asked for.
+/// Arguments of `cargo xtask bench` or `cargo xtask figures`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct BenchOptions {
     pub(crate) smoke: bool,
     pub(crate) list: bool,
     /// All benches when it is empty.
     pub(crate) names: Vec<String>,
-    /// What follows `--`: options of the benches themselves.
+    /// Arguments after `--`: options of the benches themselves.
     pub(crate) passed_on: Vec<String>,
 }
 

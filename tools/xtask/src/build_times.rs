@@ -1,7 +1,7 @@
-//! What a build spent its time on, read from the report that `cargo build --timings` writes.
+//! Times of a build's parts, read from the report that `cargo build --timings` writes.
 //!
-//! It owns the reading of that report, whose format Cargo does not promise: what cannot be read is left out.
-//! Cargo times a unit from its start to its end, so an executable's time holds its code and its linking.
+//! Owns: the reading of that report. Cargo does not promise its format, so unreadable parts are left out. Cargo
+//! times a unit from its start to its end, so an executable's time holds its code and its linking.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -59,7 +59,7 @@ impl BuildTimes {
         Some(times)
     }
 
-    /// What was built, how many units of it, and their seconds.
+    /// Returns the parts of the build, the number of their units, and their seconds.
     pub(crate) fn parts(&self) -> [(&'static str, u64, f64); 3] {
         [
             ("units of dependencies", self.dependencies),

@@ -1,7 +1,7 @@
 //! Cargo, as all that builds with the tests' profile calls it: each of our crates is compiled by clippy's driver, so that one build
-//! compiles and lints. A check of its own compiled every dependency a second time, a quarter of a run.
+//! compiles and lints. A separate check compiled every dependency a second time, which took a quarter of a run.
 //!
-//! Owns: the environment that these calls share. One that differed would build our crates again.
+//! Owns: the environment that these calls share. A call with another environment would build our crates again.
 
 use std::process::Command;
 use std::sync::LazyLock;

@@ -1,6 +1,6 @@
 //! How many tests passed and failed, read from the summaries of `cargo nextest` and of libtest.
 //!
-//! It owns the two formats. It does not own the verdict over a suite: an exit status counts too.
+//! Owns: the two formats. Does not own: the verdict over a suite, because an exit status counts too.
 
 use std::ops::Add;
 

@@ -1,6 +1,7 @@
 //! `cargo xtask dist`: the binaries that are shipped, with their line tables in files beside them.
 //!
-//! It owns what is built and where the line tables go. How the code is optimised is the profile `dist` in Cargo.toml.
+//! Owns: the list of binaries and the place of the line tables. Does not own: the optimisation (the profile `dist` in
+//! Cargo.toml).
 
 use std::fs;
 use std::path::Path;
@@ -11,9 +12,9 @@ use anyhow::{Context, Result, bail};
 use crate::shell::{say, watch};
 use crate::workspace::Workspace;
 
-/// What is shipped.
+/// Binaries that are shipped.
 const BINARIES: [&str; 2] = ["ckptd", "ckptctl"];
-/// The folder of the profile, and the one where what is shipped lies, below the target folder.
+/// Folders below the target folder: the profile's, and the one for shipped files.
 const PROFILE: &str = "dist";
 const SHIPPED: &str = "shipped";
 

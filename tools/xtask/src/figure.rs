@@ -1,10 +1,10 @@
-//! One figure: what a bench prints in a `RESULT` line, and what `benches/results` keeps of it.
+//! A figure: a bench's `RESULT` line, and its record in `benches/results`.
 //!
-//! It owns the fields and how their numbers are shown. It does not own pages and files (`results`).
+//! Owns: the fields and how their numbers are shown. Does not own: pages and files (`results`).
 
 use serde_json::{Value, json};
 
-/// One figure with its raw samples and its baseline.
+/// A figure with its raw samples and its baseline.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Figure {
     pub(crate) question: String,
@@ -15,12 +15,12 @@ pub(crate) struct Figure {
     pub(crate) samples: Vec<f64>,
     pub(crate) baseline: Option<f64>,
     pub(crate) baseline_samples: Vec<f64>,
-    /// What the baseline is, in plain words.
+    /// Description of the baseline, in plain words.
     pub(crate) against: Option<String>,
     /// Value over baseline.
     pub(crate) ratio: Option<f64>,
     pub(crate) rounds: u64,
-    /// Of the files that were moved; 0 where the bench moves none.
+    /// Bytes of the files that were moved; 0 if the bench moves none.
     pub(crate) size_bytes: u64,
     /// True when the figure means nothing.
     pub(crate) smoke: bool,

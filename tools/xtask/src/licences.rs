@@ -1,7 +1,7 @@
 //! Whether everything that is linked may be shipped under Apache-2.0.
 //!
-//! It owns the list of accepted licences and the reading of SPDX expressions. A licence that nobody has judged is
-//! refused, so a new one is a decision that a person makes here.
+//! Owns: the list of accepted licences and the reading of SPDX expressions. A licence that nobody has judged is
+//! refused, so a person decides about each new one here.
 
 use crate::workspace::Workspace;
 
@@ -27,7 +27,7 @@ const ACCEPTED: &[&str] = &[
     "MPL-2.0",
 ];
 
-/// What is wrong, one line for each package; empty when all may be linked.
+/// Returns the problems, one line for each package; empty when all may be linked.
 pub(crate) fn problems(workspace: &Workspace) -> Vec<String> {
     workspace
         .packages
@@ -76,7 +76,7 @@ fn both(rest: &mut &[&str]) -> Option<bool> {
     Some(met)
 }
 
-/// One licence, with its exception, or an expression in parentheses.
+/// Reads a licence, with its exception, or an expression in parentheses.
 fn single(rest: &mut &[&str]) -> Option<bool> {
     let (first, tail) = rest.split_first()?;
     *rest = tail;

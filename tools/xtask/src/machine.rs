@@ -1,6 +1,6 @@
-//! What this machine can do, found out by looking, never by asking for its name.
+//! Abilities of this machine, found out by looking, never by asking for its name.
 //!
-//! It owns the list of needs. It does not own what is installed for them: see `prepare`.
+//! Owns: the list of needs. Does not own: what is installed for them (`prepare`).
 
 use std::path::Path;
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! Developer tasks: everything that is checked, in one command.
 //!
-//! It owns the command line of `cargo xtask` and the list of its commands. It does not own what a check means:
-//! each has a module of its own.
+//! Owns: the command line of `cargo xtask` and the list of its commands. Does not own: the meaning of a check,
+//! which has a module of its own.
 
 mod architecture;
 mod bench;

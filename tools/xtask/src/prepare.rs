@@ -1,7 +1,7 @@
 //! Installing what a suite needs: Debian packages, a kernel for a guest, programs from the Rust registry, Python environments.
 //!
-//! It owns the versions that are pinned (with each suite's `requirements*.txt`), the stamp that says that an environment
-//! is up to date, and the thread that installs while other checks run. It never touches the Rust toolchain.
+//! Owns: the versions that are pinned (with each suite's `requirements*.txt`), the stamp of an environment that is up to date,
+//! and the thread that installs while other checks run. Does not own: the Rust toolchain, which it never touches.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const KERNEL_PACKAGE: &str = "linux-image-amd64";
 /// Written last; holds what the environment was made from, so that a change of it makes a new one.
 const STAMP: &str = "tidemark-stamp";
 
-/// What must be importable before an environment counts as made.
+/// Imports that must work before an environment counts as made.
 const IMPORTS: &str = "import numpy, safetensors.torch, torch, transformers, accelerate, deepspeed, lightning, \
                        peft, h5py, optree, rich, orbax.checkpoint, torch_checkpointing; print(torch.__version__)";
 
@@ -35,7 +35,7 @@ pub(crate) enum Tool {
     Etcd,
     /// The POSIX test suite of that name.
     Pjdfstest,
-    /// The file system exerciser. It is under the APSL: built apart, only ever run, never linked or shipped.
+    /// The file system exerciser. The program is under the APSL: built apart, only ever run, never linked or shipped.
     Fsx,
     /// An emulator, and Debian's kernel to boot in it, which is unpacked and not installed.
     Guest,
@@ -43,7 +43,7 @@ pub(crate) enum Tool {
     Network,
     /// A virtual environment with torch and the frameworks of which the suite has scripts.
     PythonWithTorch,
-    /// That environment once more, with the wheel of `tools/python` and what tests it.
+    /// The same environment again, with the wheel of `tools/python` and the packages that test it.
     Wheel,
     /// A virtual environment with moto, an S3 server that others wrote.
     PythonWithMoto,
@@ -59,7 +59,7 @@ pub(crate) struct Installing {
     failures: Failures,
 }
 
-/// What could not be installed, and why.
+/// Tools that could not be installed, and why.
 type Failures = Vec<(Tool, String)>;
 
 impl Installing {
@@ -173,7 +173,7 @@ fn program(name: &str, version: &str, workspace: &Workspace) -> Result<()> {
     let build = workspace.tools_dir().join(format!("{name}-build"));
     let mut install = Command::new("cargo");
     install.args(["install", name, "--version", version, "--locked", "--force", "--root"]).arg(&root);
-    // They run for seconds: making them fast took longer than they run.
+    // The programs run for seconds: optimising them would take longer than they run.
     install.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_LTO", "off");
     let built = runs(install.arg("--target-dir").arg(&build))?;
     if build.exists() {
@@ -225,9 +225,9 @@ fn kernel_step(command: &mut Command) -> Result<()> {
     if runs(command)? { Ok(()) } else { bail!("the guest's kernel is not there; the output is above") }
 }
 
-/// What one Python environment is made from.
+/// Sources of a Python environment.
 struct Environment {
-    /// Its directory in `<target>/tools`.
+    /// Directory of the environment in `<target>/tools`.
     name: &'static str,
     /// Every package with its version.
     requirements: &'static str,
@@ -235,7 +235,7 @@ struct Environment {
     from_source: Option<&'static str>,
     /// Runs in it when the packages are there, and puts stubs in the place of libraries that are not needed.
     stubs: Option<&'static str>,
-    /// What must work in it.
+    /// Python code that must work in the environment.
     check: &'static str,
 }
 
@@ -287,7 +287,7 @@ fn wheel(workspace: &Workspace) -> Result<()> {
     fs::write(&link, packages(&interpreter(&WITH_TORCH))?)
         .with_context(|| format!("writing {}", link.display()))?;
     let mut install = pip(&interpreter(&WITH_WHEEL));
-    // What has not changed is not compiled again.
+    // Unchanged crates are not compiled again.
     install.env("CARGO_TARGET_DIR", workspace.tools_dir().join("wheel-build"));
     install.env("MATURIN_PEP517_ARGS", "--locked");
     // pip finds maturin there.

@@ -1,9 +1,9 @@
 //! `cargo xtask figures`: runs benches and keeps their figures in `benches/results` and `benches/RESULTS.md`.
 //!
-//! It owns the files and the page. It does not own the running of benches (`bench`) or a figure's fields (`figure`).
+//! Owns: the files and the page. Does not own: the running of benches (`bench`), a figure's fields (`figure`).
 //!
-//! `benches/results/NAME.json` has what one bench's last good run printed, on which machine and when. The page is made from
-//! all of these files, so a run of some benches replaces only their tables.
+//! `benches/results/NAME.json` has the output of one bench's last good run, with the machine and the date. The page is made
+//! from all of these files, so a run of some benches replaces only their tables.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ struct Origin {
     commit: String,
 }
 
-/// What is kept of one bench.
+/// The record of a bench.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Taken {
     origin: Origin,
@@ -77,12 +77,12 @@ pub(crate) fn figures(options: &BenchOptions) -> Result<bool> {
 }
 
 impl Origin {
-    /// This machine, today, and the commit that is checked out.
+    /// Describes this machine, today, and the commit that is checked out.
     fn here(root: &Path) -> Result<Self> {
         let git = |arguments: &[&str]| capture(Command::new("git").args(arguments).current_dir(root));
         // A source tree without its history can be measured, too.
         let commit = git(&["rev-parse", "--short", "HEAD"]).map_or_else(|_| "unknown".into(), trimmed);
-        // What this command writes does not count as a change.
+        // The files that this command writes do not count as a change.
         let own = [":!benches/RESULTS.md", ":!benches/results"];
         let changed = git(&[&["status", "--porcelain", "--", "."][..], &own].concat());
         let changed = changed.is_ok_and(|lines| !lines.trim().is_empty());
@@ -158,7 +158,7 @@ fn entry(stage: &Stage, taken: bool) -> String {
     }
 }
 
-/// One question: its answer as a table, and where, when and of what the figures were taken.
+/// Writes a question's section: its answer as a table, and where, when and of what the figures were taken.
 fn section(stage: &Stage, taken: &Taken) -> String {
     let Taken { origin, failed, figures } = taken;
     let mut text = format!("## {}\n\n**{}**\n\n", stage.name, stage.question);
@@ -199,7 +199,7 @@ fn file(folder: &Path, name: &str) -> PathBuf {
     folder.join("results").join(format!("{name}.json"))
 }
 
-/// What is kept of a bench, or `None` when it was never run.
+/// Reads the record of a bench, or `None` when it was never run.
 fn read(folder: &Path, name: &str) -> Result<Option<Taken>> {
     let path = file(folder, name);
     if !path.exists() {

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every check this machine can run, in the order a person would wait for it.
 //!
-//! It owns the order, what is left out, and the verdict. Counting, installing and the rules have modules of their
-//! own.
+//! Owns: the order, the choice of what is left out, and the verdict. Does not own: counting, installing and the rules,
+//! which have modules of their own.
 
 use std::fs;
 use std::process::Command;
@@ -33,7 +33,7 @@ const PYTHON: &str = "tools/python/Cargo.toml";
 /// The report that a run leaves below the target folder: what it printed at its end.
 const REPORT: &str = "test-report.txt";
 
-/// What `cargo xtask test` was asked for.
+/// Arguments of `cargo xtask test`.
 #[derive(Debug, Default)]
 pub(crate) struct TestOptions {
     pub(crate) long: bool,
@@ -47,7 +47,7 @@ impl TestOptions {
     }
 }
 
-/// One run: the workspace, what was asked for, and what came out so far.
+/// A run: the workspace, the arguments, and the results so far.
 struct Run<'a> {
     workspace: Arc<Workspace>,
     options: &'a TestOptions,
@@ -116,8 +116,8 @@ impl Run<'_> {
         self.toolchain("fmt", "rustfmt", &[&["fmt", "--all", "--check"], &python])?;
         if self.needs_build() {
             self.scratch.ensure_room()?;
-            // Always built, with everything in one go: a second selection of packages would select other features of
-            // what they share and build that twice. What is built already costs a second.
+            // Always built, with everything in one go: another selection of packages would select other features of
+            // shared dependencies and build those twice. If all is built already, this costs a second.
             if !self.build()? {
                 return Ok(());
             }
@@ -198,7 +198,7 @@ impl Run<'_> {
         Ok(ran.success)
     }
 
-    /// The tests beside the code. Those of device code need its compiler.
+    /// Runs the tests beside the code. The tests of device code need its compiler.
     fn unit(&mut self) -> Result<()> {
         if let Some(why) = self.lacking(&[Tool::Nvrtc])? {
             self.row(UNIT, single(false), Spent::default(), &why);

@@ -1,8 +1,7 @@
-//! The folder for temporary files of what a command runs: large enough when it begins, gone when it ends.
+//! The folder for a command's temporary files: large enough when it begins, gone when it ends.
 //!
-//! It owns that folder, what killed runs before it left, and the room that a run needs. A test or a bench makes its own folders
-//! below it, and removes them where it ends well. One that was killed removes nothing, and its gigabytes would fill the
-//! disk of every run after it.
+//! Owns: that folder, the leftovers of killed runs before it, and the room that a run needs. A test or a bench makes its own folders below
+//! it, and removes them if it ends well. A killed one removes nothing, and its gigabytes would fill the disk of every later run.
 
 use std::fs;
 use std::path::{Path, PathBuf};

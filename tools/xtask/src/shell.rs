@@ -1,6 +1,6 @@
 //! Running other programs: shown as they go, and their output kept for counting.
 //!
-//! It owns printing and child processes. It does not own what the output means.
+//! Owns: printing and child processes. Does not own: the meaning of the output.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};

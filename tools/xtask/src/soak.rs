@@ -1,6 +1,6 @@
-//! `cargo xtask soak`: the crash campaign for as long as one likes.
+//! `cargo xtask soak`: the crash campaign for as long as the caller likes.
 //!
-//! It owns the command's options and how the suite is told of them. What is killed and promised belongs to the suite.
+//! Owns: the command's options and how the suite gets them. Does not own: kills and promises (the suite).
 
 use anyhow::{Context, Result, bail};
 

@@ -1,6 +1,6 @@
-//! What a check cost: time on the wall clock, and processor time of the whole machine.
+//! Cost of a check: time on the wall clock, and processor time of the whole machine.
 //!
-//! It owns the two clocks. It does not own what is done with the figures: see `summary`.
+//! Owns: the two clocks. Does not own: the use of the figures (`summary`).
 
 use std::fs;
 use std::ops::AddAssign;

@@ -1,8 +1,7 @@
-//! The checks and the suites: what each asks, what it needs, how long it may take, and in which order a person waits
-//! for them.
+//! The checks and the suites: the question of each, its needs, its time, and the order in which a person waits for them.
 //!
-//! It owns the tables. The suites themselves are test targets of `tidemark-tests`; a target that is not in the
-//! table, or a row without a target, fails the run.
+//! Owns: the tables. Does not own: the suites, which are test targets of `tidemark-tests`. A target that is not in the table, or a row
+//! without a target, fails the run.
 
 use crate::machine::{self, Need};
 use crate::prepare::Tool;
@@ -34,33 +33,33 @@ const CHECKS: &[Asked] = &[
 pub(crate) const BENCH: &str = "bench";
 const BENCHES: Asked = Asked { name: BENCH, question: "do the benches run, with small sizes?", share_s: 90 };
 
-/// One suite: a test target of `tidemark-tests`.
+/// A suite: a test target of `tidemark-tests`.
 #[derive(Debug)]
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
     pub(crate) question: &'static str,
-    /// Seconds of wall clock that it may take with two cores, without `--long`. The shares sum to what a run may take;
-    /// a suite that needs more says what it is worth.
+    /// Seconds of wall clock that the suite may take with two cores, without `--long`. The shares sum to the time of a run; a suite that
+    /// needs more says what it is worth.
     pub(crate) share_s: u64,
     pub(crate) needs: &'static [Need],
     pub(crate) tools: &'static [Tool],
-    /// Its tests start daemons with budgets. nextest runs [`DAEMON_TESTS_AT_ONCE`] of them; libtest, which knows no
-    /// budgets, one.
+    /// Whether the suite's tests start daemons with budgets. If so, nextest runs [`DAEMON_TESTS_AT_ONCE`] of them, and libtest, which knows
+    /// no budgets, one.
     pub(crate) daemons: bool,
 }
 
 const MOUNT: &[Need] = &[Need::Root, Need::Fuse];
 
-/// As many as the group `daemons` in `.config/nextest.toml` has places. These tests mostly wait, so the number of
-/// processors does not matter.
+/// Tests with daemons that run at once, as the group `daemons` in `.config/nextest.toml` has places. Such tests mostly wait, so the number
+/// of processors does not matter.
 const DAEMON_TESTS_AT_ONCE: usize = 4;
 
-/// Of the tests beside the code some wait too, for threads and for time.
+/// Least number of tests beside the code that run at once: some of them wait too, for threads and for time.
 const TESTS_AT_ONCE_MIN: usize = 4;
 
-/// Suites that run in one go, so that one computes while another waits, and share a row: those without daemons; those with, of which some
-/// look at one node, some kill and mostly wait, some train. What asserts a time runs alone (`.config/nextest.toml`), and last: one round has
-/// one such end.
+/// Suites that run in one go, so that one computes while another waits, and share a row. The first row has no daemons. In the second, some
+/// suites examine a node, some kill and mostly wait, some train. Tests that assert a time run alone (`.config/nextest.toml`), and last: a
+/// round has one such end.
 const TOGETHER: &[&[&str]] = &[
     &["model", "conformance", "simulation", "s3"],
     &[

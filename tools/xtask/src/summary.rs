@@ -1,6 +1,6 @@
 //! The end of a run: tables for people, and one last line for machines.
 //!
-//! It owns the wording. It does not own the verdicts and the times it shows.
+//! Owns: the wording. Does not own: the verdicts and the times it shows.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ pub(crate) enum Outcome {
     LeftOut(String),
 }
 
-/// One row of the table.
+/// A row of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
     pub(crate) spent: Spent,
-    /// What failed, when the tests alone do not say it.
+    /// Failure that the tests alone do not show.
     pub(crate) note: String,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Row {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Summary {
     rows: Vec<Row>,
-    /// What the suites need is installed while other checks run; this is how long the suites waited for it.
+    /// How long the suites waited for tools, which are installed while other checks run.
     pub(crate) waited: Spent,
     pub(crate) built: Option<BuildTimes>,
     pub(crate) tests: TestTimes,

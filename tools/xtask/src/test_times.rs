@@ -1,6 +1,6 @@
 //! How long each test took, read from the lines that `cargo nextest` prints as tests end.
 //!
-//! It owns that format and the choice of the slowest. libtest prints no times, so without nextest there are none.
+//! Owns: that format and the choice of the slowest. libtest prints no times, so without nextest there are none.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

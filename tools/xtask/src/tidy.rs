@@ -1,6 +1,7 @@
 //! Checks of the files themselves: that each says what it is for, stays short, and keeps to itself.
 //!
-//! It owns the limits and the list of files that may hold `unsafe`. Formatting and lints are rustfmt's and clippy's.
+//! Owns: the limits and the list of files that may hold `unsafe`. Does not own: formatting and lints (rustfmt,
+//! clippy).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,7 +59,7 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
 /// Folders and files that are not ours to check.
 const SKIPPED: &[&str] = &["target", ".git", "Cargo.lock", "LICENSE"];
 
-/// What is wrong, one line each; empty when all is tidy.
+/// Returns the problems, one line each; empty when all is tidy.
 pub(crate) fn problems(workspace: &Workspace) -> Result<Vec<String>> {
     let mut problems = vec![];
     let mut prose = Prose::default();

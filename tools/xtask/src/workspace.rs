@@ -1,6 +1,6 @@
 //! The workspace as Cargo sees it: members, their targets and dependencies, licences of what is linked.
 //!
-//! It owns the reading of `cargo metadata`. It does not own any rule about it.
+//! Owns: the reading of `cargo metadata`. Does not own: any rule about it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::shell;
 
-/// What `cargo metadata` says.
+/// The data that `cargo metadata` prints.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     pub(crate) root: PathBuf,

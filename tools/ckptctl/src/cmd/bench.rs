@@ -36,7 +36,7 @@ struct Mount {
     /// A folder to compare with, such as /dev/shm
     #[arg(long, value_name = "DIR")]
     baseline: PathBuf,
-    /// Of the file that each place holds: bytes or K, M, G, T, powers of 1024
+    /// Size of the file in each place: bytes or K, M, G, T, powers of 1024
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = size::parse)]
     size: u64,
     /// Begin at once, warm or not
@@ -44,7 +44,7 @@ struct Mount {
     no_wait: bool,
 }
 
-/// What ends a command in order.
+/// Signals that end a command in order.
 struct Interrupt([Signal; 3]);
 
 impl Interrupt {

@@ -36,7 +36,7 @@ enum What {
     },
 }
 
-/// What was made.
+/// Files that were made.
 #[derive(Debug, serde::Serialize)]
 struct Made {
     /// `authority` or `node`.

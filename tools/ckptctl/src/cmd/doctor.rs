@@ -1,4 +1,4 @@
-//! `ckptctl doctor`: what this machine can and cannot do for Tidemark.
+//! `ckptctl doctor`: checks of this machine for Tidemark.
 
 use crate::context::{Context, Failure};
 use crate::table::{self, Tone};
@@ -27,7 +27,7 @@ impl Args {
                 );
                 doctor
             }
-            // It is there, and does not answer: the machine may be well, the node is not.
+            // The daemon is there, and does not answer: the machine may be well, the node is not.
             Err(silent) if silent.is_away() => {
                 let mut doctor = without_daemon().unwrap_or_else(|| Doctor { checks: Vec::new() });
                 doctor.checks.push(Check {
@@ -45,7 +45,7 @@ impl Args {
     }
 }
 
-/// What the ckptd beside this binary, or else that of the search path, says of this machine; none where there is none.
+/// Asks the ckptd beside this binary, or else that of the search path, to check this machine; `None` without such a ckptd.
 fn without_daemon() -> Option<Doctor> {
     let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.join("ckptd")));
     let ckptd = beside.filter(|path| path.is_file()).unwrap_or_else(|| "ckptd".into());

@@ -12,9 +12,9 @@ use tidemark_protocol::report::{ExitCode, Import, ImportOutcome};
 /// Adopt checkpoints that are in Tier-3 and that Tidemark did not write
 ///
 /// Everything below PATH that is recognised as a checkpoint becomes a committed version, and is on the mount below --as. No byte is
-/// copied: every byte is read once and hashed, and verified at each read from then on. What others wrote is never changed or
-/// deleted, not by `rm` and not by retention, which only forget it. Exits 1 where a checkpoint was refused, and says why: one
-/// that lacks files its index lists, or one whose name or run is in use. Saying it again imports what is left.
+/// copied: every byte is read once and hashed, and verified at each read from then on. Tidemark never changes or deletes the
+/// imported files: `rm` and retention only forget them. Exits 1 if a checkpoint was refused, and says why: it lacks files that its
+/// index lists, or its name or run is in use. Running the command again imports the rest.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A directory or file below the daemon's Tier-3 URL, relative to it or with it

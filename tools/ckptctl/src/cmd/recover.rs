@@ -9,12 +9,12 @@ use tidemark_api::RecoverRequest;
 use tidemark_protocol::recovery::Standpoint;
 use tidemark_protocol::report::{ExitCode, Recovery};
 
-/// Say which checkpoint of each run a job loads when it comes back, and why not a newer one
+/// Show which checkpoint each run would resume from, and why newer ones were skipped
 ///
-/// The newest version that is proven whole, can be read, and is in the tree. The mount agrees by itself: what is torn or
-/// cannot be read whole any more goes out of sight. What the job removed or saved over has no row; of what it removed a part
-/// of, the row says how much is left. Exits 4 where a run has checkpoints and none of them can be loaded, unless the job
-/// removed a part of each.
+/// The choice is the newest version that is proven whole, can be read, and is in the tree. The mount agrees by itself: a
+/// checkpoint that is torn, or cannot be read whole any more, is hidden. A checkpoint that the job removed or saved over has
+/// no row. If the job removed a part, the row says how much is left. Exits 4 if a run has checkpoints and none of them can
+/// be loaded, unless the job removed a part of each.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only what is at or below it, or the checkpoint in which it lies

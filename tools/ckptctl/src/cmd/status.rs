@@ -68,14 +68,14 @@ impl Args {
     }
 }
 
-/// What asking came to.
+/// Result of asking the daemon.
 enum Asked {
     Answer(Box<Result<Status, ClientError>>),
-    /// It lives and does not answer: what was known last, with that as its problem.
+    /// The daemon lives and does not answer: its last known status, with that as its problem.
     Hangs(Box<Status>),
 }
 
-/// Asks the daemon. One that is silent is said to be so before it is waited for longer; one that is stopped is not waited for.
+/// Asks the daemon. Reports a silent daemon before waiting longer for it; does not wait for a stopped daemon.
 async fn ask(context: &Context) -> Asked {
     let mut answer = std::pin::pin!(context.client.status());
     if let Ok(answer) = tokio::time::timeout(SILENT_AFTER, answer.as_mut()).await {
@@ -120,7 +120,7 @@ fn is_stopped(state: char) -> bool {
     matches!(state, 'T' | 't')
 }
 
-/// What is shown of a daemon that lives and does not answer.
+/// Builds the status shown for a daemon that lives and does not answer.
 fn hanging(mut known: Status, state: char, now_ms: i64) -> Status {
     let age = text::age(known.written_ms, now_ms);
     let why = match state {
@@ -146,7 +146,7 @@ fn hanging(mut known: Status, state: char, now_ms: i64) -> Status {
     known
 }
 
-/// What the daemon wrote before it went away; none where there is nothing that can be read.
+/// Reads the last status that the daemon wrote; `None` if there is none that can be read.
 fn last_known(state_dir: &Path) -> Option<Status> {
     read(&state_dir.join(STATUS_FILE_NAME))
 }
@@ -167,7 +167,7 @@ fn unclean_end(last_known: &mut Status) -> Option<Problem> {
     (!cost.is_empty()).then(|| Problem::new(ProblemCode::UncleanEnd, what, action))
 }
 
-/// What the keeper writes while its daemons die again and again.
+/// State that the keeper writes while its daemons die again and again.
 #[derive(Debug, serde::Deserialize)]
 struct CrashLoop {
     keeper_pid: u32,

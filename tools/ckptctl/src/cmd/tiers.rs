@@ -51,7 +51,7 @@ fn print(tiers: &Vec<TierStatus>, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// One row for each tier; `status` shows it too.
+/// Makes a table with a row for each tier; `status` shows it too.
 pub(super) fn table(tiers: &[TierStatus]) -> comfy_table::Table {
     let mut table = table::new(["TIER", "USED", "SIZE", "FILES", "WARM", "QUEUED", "STATE"]);
     for tier in tiers {

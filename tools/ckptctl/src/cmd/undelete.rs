@@ -1,4 +1,4 @@
-//! `ckptctl undelete`: bring back what the job removed, and what was torn and went out of sight.
+//! `ckptctl undelete`: bring back what the job removed, and what was torn and hidden.
 
 use crate::context::{Context, Failure};
 use crate::text::clean;
@@ -7,13 +7,14 @@ use std::io::{self, Write};
 use tidemark_api::UndeleteRequest;
 use tidemark_protocol::report::{ExitCode, Undelete};
 
-/// Bring a checkpoint back that was removed from the mount, or was torn and went out of sight
+/// Bring a checkpoint back that was removed from the mount, or was torn and hidden
 ///
-/// A removed one gets its newest committed version, as it was; the bytes come from Tier-3 when they are opened. Of one that was
-/// removed in part the rest. Of a torn one what is below .tidemark/torn. Refused while something else has the name.
+/// A removed checkpoint gets its newest committed version, as it was; the bytes come from Tier-3 when they are opened. If only
+/// a part was removed, that part comes back. A torn checkpoint comes back from below .tidemark/torn. Refused while something
+/// else has the name.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The path that it had, RUN@STEP or @STEP; exits 2 with a list where several that are out of sight have that step
+    /// The path that it had, RUN@STEP or @STEP; exits 2 with a list if several hidden checkpoints have that step
     checkpoint: OsString,
 }
 

@@ -1,6 +1,6 @@
-//! Which file takes something from which other file of its crate, and where that runs in a circle.
+//! Dependencies between the files of a crate, and their circles.
 //!
-//! It owns finding the file that a name leads to, and circles. It does not own reading (`source`).
+//! Owns: finding the file that a name leads to, and circles. Does not own: reading (`source`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ fn leads_to(name: &[String], modules: &BTreeMap<ModulePath, Module>, steps: usiz
     let depth = (0..=name.len()).rev().find(|depth| modules.contains_key(&name[..*depth]))?;
     let (path, rest) = name.split_at(depth);
     let module = &modules[path];
-    // Who names a module takes nothing of it yet.
+    // A file that only names a module takes nothing of it yet.
     let first = rest.first()?;
     if module.defines.contains(first) || steps == 0 {
         return Some(module.file.clone());
@@ -102,7 +102,7 @@ pub(crate) fn folders(files: &Graph<PathBuf>, folder: &Path) -> Graph<PathBuf> {
     graph
 }
 
-/// Those that take from each other, each circle with all that are in it.
+/// Finds the circles of nodes that take from each other, each circle with all nodes in it.
 pub(crate) fn circles<T: Ord + Clone>(graph: &Graph<T>) -> Vec<BTreeSet<T>> {
     let reached: BTreeMap<&T, BTreeSet<&T>> = graph.keys().map(|from| (from, reach(graph, from))).collect();
     let mut found: BTreeSet<BTreeSet<T>> = BTreeSet::new();

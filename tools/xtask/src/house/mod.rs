@@ -1,6 +1,6 @@
 //! The house in figures: circles of imports, types that hold much, names that mean two things.
 //!
-//! It owns what is counted, and what may be. It does not own which crate may depend on which (`architecture`).
+//! Owns: what is counted, and what may be. Does not own: which crate may depend on which (`architecture`).
 
 mod graph;
 mod source;
@@ -17,8 +17,8 @@ use crate::workspace::Workspace;
 const METHODS_MAX: usize = 40;
 const FILES_MAX: usize = 2;
 
-/// Types that are larger, with the most methods and files that they may have. These only shrink: whoever makes one smaller lowers its
-/// line, or takes it out.
+/// Types that are larger, with the most methods and files that they may have. The numbers only shrink: a change that makes a type
+/// smaller lowers its line, or takes it out.
 const LARGER: &[(&str, &str, usize, usize)] = &[
     ("tidemark-control", "Catalog", 66, 9),
     ("tidemark-engine", "Cluster", 75, 8),
@@ -42,13 +42,13 @@ const TYPES_SHOWN: usize = 5;
 /// Names that files have by the language, or by what is agreed here.
 const COMMON_FILES: &[&str] = &["mod.rs", "lib.rs", "main.rs", "error.rs"];
 
-/// What is known of all crates of the workspace.
+/// Figures of all crates of the workspace.
 #[derive(Debug, Default)]
 pub(crate) struct House {
     /// Circles of folders, and of files.
     folders: Vec<BTreeSet<PathBuf>>,
     files: Vec<BTreeSet<PathBuf>>,
-    /// By crate and name: methods, and the files that they stand in.
+    /// Methods by crate and type name, and the files that they stand in.
     types: BTreeMap<(String, String), (usize, BTreeSet<PathBuf>)>,
     /// Names that two or more files have, and that two or more types have, with how many.
     file_names: BTreeMap<String, usize>,
@@ -96,7 +96,7 @@ impl House {
         }
     }
 
-    /// What must not be.
+    /// Returns the violations, a line each.
     pub(crate) fn problems(&self, workspace: &Workspace) -> Vec<String> {
         let circles = self
             .folders

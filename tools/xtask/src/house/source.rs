@@ -1,8 +1,8 @@
-//! The sources of one crate as modules: which file each is, what it defines, what it passes on, what it names.
+//! The sources of one crate as modules: the file of each, its definitions, re-exports and names.
 //!
-//! It owns the reading, by `syn`. It does not own where a name leads (`graph`) or what is counted (`mod`).
+//! Owns: the reading, by `syn`. Does not own: where a name leads (`graph`), what is counted (`mod`).
 //!
-//! Modules that are compiled for tests only are left out, and so is what a macro makes.
+//! Modules that are compiled for tests only are left out, and so are the products of macros.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +14,7 @@ use syn::visit::{self, Visit};
 /// A path of names, from the crate's root.
 pub(crate) type ModulePath = Vec<String>;
 
-/// One module.
+/// A module.
 #[derive(Debug, Default)]
 pub(crate) struct Module {
     pub(crate) file: PathBuf,
