@@ -57,9 +57,9 @@ const DAEMON_TESTS_AT_ONCE: usize = 4;
 /// Least number of tests beside the code that run at once: some of them wait too, for threads and for time.
 const TESTS_AT_ONCE_MIN: usize = 4;
 
-/// Suites that run in one go, so that one computes while another waits, and share a row. The first row has no daemons. In the second, some
-/// suites examine a node, some kill and mostly wait, some train. Tests that assert a time run alone (`.config/nextest.toml`), and last: a
-/// round has one such end.
+/// Suites that run in one go, so that one computes while another waits, and share a row. In the first row nearly all tests work without
+/// daemons. In the second, some suites examine a node, some kill and mostly wait, some train. Tests that assert a time run alone
+/// (`.config/nextest.toml`), and last: a round has one such end.
 const TOGETHER: &[&[&str]] = &[
     &["model", "conformance", "simulation", "s3"],
     &[
