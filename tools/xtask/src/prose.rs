@@ -7,7 +7,7 @@
 const VAGUE: &[&str] =
     &["What", "Who", "Whose", "Of", "It", "Its", "One", "That", "Those", "This", "These", "They", "Which"];
 
-/// One sentence in this many may begin so.
+/// Sentences for each one that may begin so.
 const ONE_IN: usize = 100;
 
 /// The places that a failed check names.
@@ -58,12 +58,12 @@ impl Prose {
         }
     }
 
-    /// One line that says how many there are, for people.
+    /// Returns a line that says how many there are, for people.
     pub(crate) fn text(&self) -> String {
         format!("doc sentences that name no subject first: {} of {}", self.vague.len(), self.sentences)
     }
 
-    /// What is wrong, one line each.
+    /// Returns a line for each problem.
     pub(crate) fn problems(&self) -> Vec<String> {
         if self.vague.len() * ONE_IN <= self.sentences {
             return vec![];
