@@ -1,7 +1,7 @@
 //! Checkpoints that a job can load in place of another.
 //!
-//! Owns: which ones those are, and which of them a tracker may name. Does not own: hiding checkpoints (`torn`, `lost`), writing trackers
-//! (`tracker`).
+//! Owns: which checkpoints those are, and which of them a tracker may name. Does not own: hiding checkpoints (`torn`, `lost`), writing
+//! trackers (`tracker`).
 
 use crate::node::Shared;
 use crate::node::book::Book;
@@ -21,24 +21,24 @@ use tidemark_protocol::recognise::{Candidate, CheckpointId, PARTS, may_stand_in}
 use tidemark_protocol::record::Evidence;
 use tidemark_protocol::shield::{self, MAX_TRACKER_BYTES};
 
-/// What a tracker of a run may name.
+/// Checkpoints of a run that a tracker may name now or later.
 pub(crate) struct Fit {
-    /// The newest whole one, and its step.
+    /// The newest whole checkpoint, and its step.
     pub(crate) named: Option<(CheckpointId, Option<u64>)>,
-    /// A newer one that may become whole.
+    /// A newer checkpoint that may become whole.
     pub(crate) newer: Option<Newer>,
 }
 
 pub(crate) struct Newer {
     pub(crate) id: CheckpointId,
-    /// It is being hashed: that ends.
+    /// Whether its files are still being grouped or hashed, which ends by itself.
     pub(crate) sealing: bool,
 }
 
-/// What is known of a checkpoint that stands in the tree; with when it got its last file, where no version covers it.
+/// State of a checkpoint in the tree, for the choice of a tracker. If no version covers it: also when it got its last file.
 enum Standing {
     Covered,
-    /// Something proves that all is there, and nobody is left who could add to it: time will bring nothing more.
+    /// Evidence proves it complete, and no process is left that could add to it: waiting brings nothing more.
     Whole(i64),
     Undecided {
         published_ns: i64,
@@ -60,7 +60,7 @@ pub(crate) struct Fallbacks<'a> {
 }
 
 impl<'a> Fallbacks<'a> {
-    /// A tracker's bytes; none where they are not here, or are too many.
+    /// Returns a tracker's bytes; none if they are not in this node's memory, or are more than [`MAX_TRACKER_BYTES`].
     pub(crate) fn content(self, view: &FileView) -> Option<Vec<u8>> {
         if view.size_bytes > MAX_TRACKER_BYTES as u64 {
             return None;
@@ -68,7 +68,8 @@ impl<'a> Fallbacks<'a> {
         std::fs::read(self.shared.namespace.host_path(view.node)?).ok()
     }
 
-    /// The newest version of the run that is whole, and in the tree. `gone`: what just left it. `fits`: what else is asked of it.
+    /// Returns the newest version of the run that is whole and in the tree. `gone` is the checkpoint that just left the tree; `fits` is a
+    /// further condition.
     pub(crate) fn whole_of(
         self,
         run: &RunPath,
@@ -82,7 +83,8 @@ impl<'a> Fallbacks<'a> {
         whole.max_by_key(|checkpoint| lineage::order(checkpoint.record()))
     }
 
-    /// What of the run is in the tree, and not torn; of what is gone, the version that may have its name again.
+    /// Returns the checkpoints of the run that are in the tree and not torn. `gone` counts, too, while its name is in the tree: an older
+    /// version may have that name again.
     fn standing_of_run(self, run: &RunPath, gone: Option<&CheckpointId>) -> impl Iterator<Item = &'a Book> {
         let of_run = self.ledger.books.values().filter(move |book| book.id.run == *run);
         of_run.filter(move |book| {
@@ -91,8 +93,8 @@ impl<'a> Fallbacks<'a> {
         })
     }
 
-    /// Whether a job that lost one checkpoint may load the other: a model does not stand in for the optimizer beside it. Costs a pass over
-    /// the run where the lost one is a model in parts.
+    /// Returns a test whether a job that lost `lost` may load another checkpoint: a model does not stand in for the optimizer beside it.
+    /// If `lost` is a model in parts, this costs a pass over the run.
     pub(crate) fn stands_in_for(self, lost: &Book) -> impl Fn(&Book) -> bool {
         let in_parts = lost.candidate.as_ref().filter(|candidate| candidate.framework == PARTS);
         let trained = in_parts.is_some_and(|candidate| self.sessions().is_of_a_trainer(&lost.id, candidate));
@@ -102,19 +104,19 @@ impl<'a> Fallbacks<'a> {
         }
     }
 
-    /// Whether a job could load something else than this checkpoint: an older version of it, or a whole one of the run that may stand
-    /// in for it, committed or waiting for nothing but time.
+    /// Whether a job could load an older version of this checkpoint, or a whole checkpoint of the run that may stand in for it. Such a
+    /// checkpoint is committed, or waits for nothing but time.
     pub(crate) fn has_fallback(self, id: &CheckpointId) -> bool {
         let book = &self.ledger.books[id];
         let committed = book.committed().map(|(number, _)| *number);
-        // A version of its own that is on its way has the name again no sooner than it is committed.
+        // An own version that is on its way gets the name back only when it is committed.
         let stands_in = self.stands_in_for(book);
         let another = |other: &Book| other.id != *id && stands_in(other);
         committed.is_some_and(|number| self.gc.check_stays(&(id.clone(), number)).is_ok())
             || self.fit_to_be_named(&id.run, Some(id), another).named.is_some()
     }
 
-    /// Whether a job could load another directory of the run than this one, in which nothing is that a rule knows.
+    /// Whether a job could load another directory of the run instead of this one, in which no rule knows any file.
     pub(crate) fn has_another(self, id: &CheckpointId) -> bool {
         let is_directory = |other: &Book| other.candidate.as_ref().is_some_and(Candidate::is_directory);
         self.fit_to_be_named(&id.run, Some(id), is_directory).named.is_some()
@@ -127,7 +129,8 @@ impl<'a> Fallbacks<'a> {
         fits: impl Fn(&Book) -> bool,
     ) -> Fit {
         let recorded = self.whole_of(run, gone, &fits);
-        // What has no record yet is newer than all that have one; what may get none may be old.
+        // A settling checkpoint has no record yet, so it is newer than all that have one. An undecided one may never get a record: it may
+        // be old, so the times are compared.
         let recorded_ns = recorded.map_or(i64::MIN, |whole| whole.record().completed_at_ns);
         let (mut settling, mut undecided) = (Vec::new(), Vec::new());
         for book in self.standing_of_run(run, gone).filter(|book| Some(&book.id) != gone && fits(book)) {
@@ -165,14 +168,14 @@ impl<'a> Fallbacks<'a> {
             files.iter().all(|(_, view)| is_closed(&view.state))
                 && files.iter().any(|(_, view)| view.state == FileState::Closed)
         };
-        // What is there may be more than what was grouped: somebody else may be adding to it.
+        // More files may be there than were grouped: another process may be adding to them.
         if self.ledger.is_stale_scope(&book.scope) || self.ledger.is_stale_before(candidate) {
             return Standing::Undecided { published_ns, sealing: true };
         }
         match look(self.shared, self.ledger, book, Told::Flush).verdict {
-            // It is about to go out of sight, if it has not.
+            // It is hidden, or about to be.
             None | Some(Verdict::Torn { .. } | Verdict::Broken { .. }) => Standing::Covered,
-            // A flush takes what nothing proves for whole.
+            // `Told` proves nothing here: a flush takes unproven files for whole.
             Some(Verdict::Complete { evidence, .. })
                 if evidence.commits()
                     && evidence != Evidence::Told

@@ -1,8 +1,8 @@
-//! What a stop kept of checkpoints that were not whole: out of sight before anybody looks, as it would have been had this memory
-//! outlived the job, and the trackers beside it name what is whole.
+//! Parts of checkpoints that the last stop kept. The start hides them before the mount is there, as would have happened had this memory
+//! outlived the job. The trackers beside them then name a whole checkpoint.
 //!
-//! Owns: which versions those are, waiting for what trackers say. Does not own: keeping it (`rescue`), where the names lie and
-//! the way back (`torn`).
+//! Owns: which versions those are, waiting until their trackers can be read. Does not own: keeping the parts (`rescue`), where the
+//! names lie and putting them back (`torn`).
 
 use crate::node::book::{Book, Number};
 use crate::node::recover::{Names, shown};
@@ -17,7 +17,8 @@ use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::shield::Named;
 
 impl Engine {
-    /// Of versions that the tree does not show because their marker or manifest is damaged: a tracker may name one.
+    /// Queues versions for [`Self::follow_kept`] that the tree does not show because their marker or manifest is damaged: a tracker may
+    /// name one.
     pub(crate) fn follow_unreadable(&mut self, names: Names) {
         if self.shields_nothing() || names == Names::Kept {
             return;
@@ -31,7 +32,8 @@ impl Engine {
         self.visibility.kept.extend(unshown);
     }
 
-    /// Before the mount is there. `Kept` names lie where the last daemon, or a person, wanted them.
+    /// Hides the partial versions that the last stop kept. Runs before the mount is there. `Names::Kept` leaves names where the last
+    /// daemon, or a person, put them.
     pub(crate) fn hide_kept(&mut self, names: Names) {
         if self.shields_nothing() {
             return;
@@ -73,7 +75,7 @@ impl Engine {
         }
     }
 
-    /// Looks at the trackers beside what went, once what they may name is known.
+    /// Examines the trackers beside the queued versions, once it is known what they may name.
     pub(crate) fn follow_kept(&mut self, now: Instant) {
         let early = !self.ledger.has_seen_tree || self.visibility.rests(&Subject::FollowersOfKept, now);
         if self.visibility.kept.is_empty() || early {
@@ -87,7 +89,7 @@ impl Engine {
         }
     }
 
-    /// Whether all trackers could be looked at.
+    /// Makes the trackers beside a version name a whole checkpoint. Returns whether all trackers could be examined.
     fn follow_at_start(&mut self, id: &CheckpointId, number: Number) -> bool {
         let of_run = self.ledger.books.values().filter(|book| book.id.run == id.run);
         let is_known = |book: &Book| {

@@ -1,10 +1,10 @@
-//! Committed checkpoints that cannot be read whole any more: said once, and out of sight where an older one is whole, so that a
-//! job that comes back loads that; in sight again once they were read whole after all.
+//! Committed checkpoints that cannot be read whole any more. Each is reported once. If an older checkpoint is whole, the lost one is
+//! hidden, so that a job that comes back loads the older one. Once a lost checkpoint was read whole after all, it is visible again.
 //!
 //! Owns: which files have no good copy left, and what follows for their checkpoint. Does not own: finding that out (an open,
 //! `verify`), what a job comes back to (`protocol::recovery`).
 //!
-//! The next daemon knows nothing of it: it finds out again, at the first open.
+//! The next daemon knows nothing of this. At the first open, the loss is found again.
 
 use crate::node::Shared;
 use crate::node::answer::Listed;
@@ -23,7 +23,7 @@ use tidemark_protocol::record::Record;
 use tidemark_protocol::report::EventLevel;
 
 impl Shared {
-    /// Why a version cannot be read whole; none for all that is known. Costs nothing while nothing is lost.
+    /// Returns why a version cannot be read whole; none if no file of it is known to be lost. Costs nothing while nothing is lost.
     pub(crate) fn why_lost(&self, record: &Record) -> Option<String> {
         let losses = &self.restorer.losses;
         if losses.is_empty() {
@@ -34,7 +34,7 @@ impl Shared {
 }
 
 impl Engine {
-    /// Takes out of sight what was found to be lost since the last time.
+    /// Hides versions that were found to be lost since the last call, if a job can load an older checkpoint.
     pub(crate) fn hide_lost(&mut self) {
         if self.shields_nothing() || !self.shared.restorer.losses.take_news() {
             return;
@@ -43,8 +43,8 @@ impl Engine {
             let (number, version) = book.committed()?;
             let why = self.tree_names().why_lost(version.record())?;
             let present = self.ledger.present(book)?;
-            // A job takes the newest: an older one does no harm. And where nothing is left to load it must fail, and not
-            // begin at step 0.
+            // A job loads the newest checkpoint, so an older one that is lost does no harm. If nothing is left to load, the
+            // job must fail, and not begin at step 0.
             let whole = self.fallbacks().whole_of(
                 &book.id.run,
                 Some(&book.id),
@@ -61,8 +61,8 @@ impl Engine {
         }
     }
 
-    /// Puts back what went out of sight as lost, and of which no file is known to be lost any more. Where something else has the name by now,
-    /// it stays where it is. Costs nothing but where a file was read whole that was lost.
+    /// Shows versions again that were hidden as lost and have no lost file any more. If something else has the name by now, the version
+    /// stays hidden. Costs nothing unless a lost file was read whole since the last call.
     pub(crate) fn show_found(&mut self) {
         if !self.shared.restorer.losses.take_good_news() {
             return;
@@ -76,7 +76,7 @@ impl Engine {
         let found: Vec<_> = self.visibility.lost.iter().filter(whole).cloned().collect();
         let hidden = || self.shared.namespace.torn_files().iter().filter_map(seal_of).collect();
         let hidden: BTreeSet<_> = if found.is_empty() { BTreeSet::new() } else { hidden() };
-        // A save that was torn since may have taken the place.
+        // A save that was torn since may lie there instead.
         let is_all_there = |(id, number): &(CheckpointId, Number)| {
             self.books().version(id, *number).contents.values().all(|held| hidden.contains(held))
         };
@@ -97,7 +97,7 @@ impl Engine {
         }
     }
 
-    /// The files of what is out of sight because it could not be read: they may be good again.
+    /// Lists the files at or below `place` of hidden versions that nobody removed. Files that could not be read may be good again.
     pub(crate) fn lost_targets(&self, place: &[u8]) -> Vec<Listed> {
         let mut paths: BTreeMap<FileId, (&RelPath, Vec<u8>)> = BTreeMap::new();
         for (id, number) in &self.visibility.out_of_sight {

@@ -1,19 +1,19 @@
-//! What a job sees that comes back: what is torn goes out of sight, what was not meant to go comes back, and trackers name what is
-//! whole.
+//! Visibility for a job that comes back: torn checkpoints are hidden, removals that were not meant are undone, and trackers name
+//! whole checkpoints.
 //!
-//! Owns: all that is remembered for it, and when it is asked again. Does not own: the decisions (`protocol::{visibility, shield,
-//! removal}`), which are pure; here the facts for them are gathered, and what they say is carried out.
+//! Owns: the state for this, gathering the facts, carrying decisions out, and when each decision is made again. Does not own: the
+//! decisions (`protocol::{visibility, shield, removal}`), which are pure.
 //!
-//! | file | decides about |
+//! | file | handles |
 //! |---|---|
 //! | `torn` | checkpoints that can never be complete |
-//! | `lost` | committed ones that cannot be read whole any more |
-//! | `kept` | what a stop kept of those that were not whole |
-//! | `on_its_way` | whole versions that go with what is torn |
+//! | `lost` | committed checkpoints that cannot be read whole any more |
+//! | `kept` | parts of checkpoints that a stop kept |
+//! | `on_its_way` | whole versions that are hidden together with torn files |
 //! | `unwritten` | directories in which nothing was written |
 //! | `removed` | removals that were not meant |
 //! | `tracker` | files that name a checkpoint |
-//! | `timetable` | when each is asked again |
+//! | `timetable` | when each decision is made again |
 //!
 //! Their facts come from `tree_names` (names and versions), `sessions` (writers) and `fallbacks` (what else a job can load).
 
@@ -46,49 +46,48 @@ use tidemark_protocol::recognise::{Candidate, CheckpointId};
 use timetable::{Subject, Timetable};
 use unwritten::{Begun, DIRECTORIES_MAX};
 
-/// For so long a flush and the daemon's end wait for the decision about what the dead removed, and for one about what they began: what
-/// they wrote last is hashed and read by then.
+/// Longest wait of a flush, or of the daemon's end, for a decision about what dead processes removed or began. By then, what they
+/// wrote last is hashed and read.
 const DECIDED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What the loop keeps for it. Nothing of it outlives the daemon but what a stop writes of it: the next one finds out again.
+/// State of the loop for visibility. Except for what a stop writes down, nothing outlives the daemon: the next one finds out again.
 #[derive(Debug, Default)]
 pub(crate) struct Visibility {
     timetable: Timetable,
-    /// Torn checkpoints that stay in sight.
+    /// Torn checkpoints that stay visible.
     in_sight: BTreeMap<CheckpointId, InSight>,
-    /// Why those went that are out of sight.
+    /// Why each hidden checkpoint was hidden.
     hidden: BTreeMap<CheckpointId, String>,
-    /// An administrator wants these to be seen. The next daemon hides them again.
+    /// Checkpoints that an administrator wants to be visible. The next daemon hides them again.
     returned: BTreeSet<CheckpointId>,
-    /// Committed versions whose names are still to be put back, because what was torn under them is open.
+    /// Committed versions whose names must still be put back: a program has a hidden file of theirs open.
     owed: BTreeMap<CheckpointId, Number>,
-    /// Whole versions that are out of sight, and have their names again once they are committed.
+    /// Whole versions that are hidden, and get their names back once they are committed.
     on_its_way: BTreeMap<CheckpointId, OnItsWay>,
-    /// Versions out of sight that nobody removed: those that cannot be read whole, those that are on their way, and what a stop kept of
-    /// those that were not whole.
+    /// Hidden versions that nobody removed: those that cannot be read whole, those that are on their way, and parts that a stop kept.
     out_of_sight: BTreeSet<(CheckpointId, Number)>,
-    /// The ones that could not be read whole.
+    /// Members of `out_of_sight` that could not be read whole.
     lost: BTreeSet<(CheckpointId, Number)>,
-    /// Those that went at the start, whose trackers were not looked at yet.
+    /// Versions that the tree has not shown since the start, and whose trackers were not examined yet.
     kept: Vec<(CheckpointId, Number)>,
-    /// Those that went since, whose trackers could not follow yet.
+    /// Checkpoints hidden since the start, whose trackers could not be changed yet.
     to_follow: BTreeMap<CheckpointId, Candidate>,
-    /// Trackers that wait for what may become whole.
+    /// Trackers that wait for a checkpoint that may become whole.
     waiting: BTreeMap<RelPath, tracker::Wait>,
-    /// When trackers that were cut were looked at last.
+    /// When cut trackers were examined last.
     cut_looked_at: Option<Instant>,
     removers: BTreeMap<FileId, Arc<WriterId>>,
-    /// The checkpoints that lost names, until it is clear that they were meant to.
+    /// Checkpoints that lost names, until it is clear whether that was meant.
     noted: BTreeMap<CheckpointId, Noted>,
-    /// Directories that were made of late, by their nodes, which only rise.
+    /// Directories made lately, by node number. Node numbers only rise, so the first entry is the oldest.
     made: BTreeMap<NodeId, Begun>,
 }
 
-/// Why a torn checkpoint stays in sight.
+/// Why a torn checkpoint stays visible.
 #[derive(Debug)]
 struct InSight {
     why: String,
-    /// No process is known to live that is waited for: it may stay for ever.
+    /// Whether it may stay for ever: no living process is known whose end is waited for.
     lasts: bool,
 }
 
@@ -101,27 +100,27 @@ impl Visibility {
         self.out_of_sight.contains(&(id.clone(), number))
     }
 
-    /// Why a torn checkpoint stays in sight; none where that was not asked.
+    /// Returns why a torn checkpoint stays visible; none if that was not decided.
     pub(crate) fn why_in_sight(&self, id: &CheckpointId) -> Option<&str> {
         self.in_sight.get(id).map(|stays| stays.why.as_str())
     }
 
-    /// Whether a torn checkpoint may stay in sight for ever: then Tier-3 has what is there of it.
+    /// Whether a torn checkpoint may stay visible for ever. If so, Tier-3 keeps what is there of it.
     pub(crate) fn may_last(&self, id: &CheckpointId) -> bool {
         self.in_sight.get(id).is_some_and(|stays| stays.lasts)
     }
 
-    /// Why a checkpoint went out of sight; none where the daemon before this one did it.
+    /// Returns why a checkpoint was hidden; none if the daemon before this one hid it.
     pub(crate) fn why_hidden(&self, id: &CheckpointId) -> Option<&str> {
         self.hidden.get(id).map(String::as_str)
     }
 
-    /// Asks about removals at the next look.
+    /// Makes the next pass decide about removals.
     pub(crate) fn ask_about_removals(&mut self) {
         self.timetable.forget(&Subject::Removals);
     }
 
-    /// The whole version of a checkpoint that was hidden with what is torn, until it is committed.
+    /// Returns the whole version of a checkpoint that was hidden together with torn files, until it is committed.
     pub(crate) fn on_its_way(&self, id: &CheckpointId) -> Option<&OnItsWay> {
         self.on_its_way.get(id)
     }
@@ -141,12 +140,12 @@ impl Visibility {
         self.timetable.forget(&Subject::Unwritten(node));
     }
 
-    /// An administrator wants it to be seen.
+    /// Whether an administrator wants the checkpoint to be visible.
     pub(crate) fn was_returned(&self, id: &CheckpointId) -> bool {
         self.returned.contains(id)
     }
 
-    /// Takes down what was made since the last time.
+    /// Records the directories that were made since the last call.
     pub(crate) fn hear_made(&mut self, shared: &Shared) {
         for made in shared.namespace.take_made() {
             self.made.insert(made.directory, Begun { made, dead_since: None });
@@ -157,14 +156,14 @@ impl Visibility {
         }
     }
 
-    /// A version is served under a name again: where another is on its way, it stands in for that.
+    /// Records that a version is served under a name again. If another version is on its way to that name, this one stands in for it.
     pub(crate) fn note_stand_in(&mut self, id: &CheckpointId, number: Number) {
         if let Some(on_its_way) = self.on_its_way.get_mut(id) {
             on_its_way.meanwhile = Some(number);
         }
     }
 
-    /// A person removed it where it lay out of sight.
+    /// Forgets a version on its way, because a person removed it where it lay hidden.
     pub(crate) fn note_unwanted(&mut self, id: &CheckpointId, number: Number) {
         if self.on_its_way.get(id).is_some_and(|on_its_way| on_its_way.number == number) {
             self.on_its_way.remove(id);
@@ -173,18 +172,18 @@ impl Visibility {
 }
 
 impl Engine {
-    /// Nothing is hidden, and no tracker changed.
+    /// Whether nothing is to be hidden and no tracker is to be changed now.
     pub(crate) fn shields_nothing(&self) -> bool {
         self.draining || self.never_shields()
     }
 
-    /// As long as this daemon runs, and also while it ends.
+    /// Whether this daemon never hides anything: it is fenced, or its settings forbid it.
     fn never_shields(&self) -> bool {
         self.fenced.is_some() || !self.shared.settings.torn.hide
     }
 
-    /// Looks at all that is to be asked again. Whether a torn checkpoint goes is asked with its verdict ([`Engine::shield`]), and whether
-    /// a removal was meant once all that is due was looked at ([`Engine::undo_removals`]).
+    /// Makes all decisions about visibility that are due, except two. [`Engine::shield`] decides about a torn checkpoint right after its
+    /// verdict. [`Engine::undo_removals`] decides about removals after all books that are due were examined.
     pub(crate) fn look_at_visibility(&mut self, now: Instant) {
         self.serve_arrivals();
         self.serve_owed(now);
@@ -196,7 +195,7 @@ impl Engine {
         self.hide_lost();
     }
 
-    /// Takes down who removed and made what since the last time. Before the books are looked at.
+    /// Records which processes removed and made names since the last call. Must run before the books are examined.
     pub(crate) fn hear_who_changed_names(&mut self) {
         self.hear_removers();
         self.visibility.hear_made(&self.shared);

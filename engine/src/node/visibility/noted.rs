@@ -1,4 +1,4 @@
-//! Names that a checkpoint lost: who removed them, and whether that is decided.
+//! Names that a checkpoint lost: which processes removed them, and whether that is decided.
 //!
 //! Owns: the facts about a removal. Does not own: undoing it (`removed`), the rule (`protocol::removal`).
 
@@ -17,7 +17,7 @@ use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 
-/// Names that a checkpoint lost: who removed them, and whether that is decided.
+/// Lookups about names that a checkpoint lost: which processes removed them, and whether that is decided.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Removals<'a> {
     pub(crate) shared: &'a Arc<Shared>,
@@ -27,8 +27,8 @@ pub(crate) struct Removals<'a> {
 }
 
 impl<'a> Removals<'a> {
-    /// Who took names of a checkpoint's newest version that are not there. Costs a pass over its files while any removal is
-    /// remembered.
+    /// Returns the processes that removed names of a checkpoint's newest save, for names that are still missing. While any removal is
+    /// remembered, costs a pass over the save's files.
     pub(crate) fn removers_of(
         self,
         id: &CheckpointId,
@@ -46,8 +46,8 @@ impl<'a> Removals<'a> {
         found
     }
 
-    /// How it stands with the names that a checkpoint lost; none where it lost none, or that was decided. `is_there`: whether
-    /// the tree has a name of a file, which books may say later.
+    /// Returns what the decision about a checkpoint's lost names waits for; none if it lost none, or if that was decided. `is_there` says
+    /// whether the tree has a name of a file; the books may learn that later.
     pub(crate) fn undecided_removal(
         self,
         id: &CheckpointId,
@@ -55,7 +55,7 @@ impl<'a> Removals<'a> {
         is_there: impl Fn(&RelPath, FileId) -> bool,
     ) -> Option<Undecided> {
         let Some(noted) = self.visibility.noted.get(id) else {
-            // The checkpoint is looked at once its scope is grouped.
+            // The checkpoint is examined once its scope is grouped.
             return (!self.removers_of(id, is_there).is_empty()).then_some(Undecided::Now);
         };
         let lives = noted.removers.iter().any(|who| is_alive(&self.shared.namespace, who));
@@ -68,8 +68,8 @@ impl<'a> Removals<'a> {
         })
     }
 
-    /// Whether one of those who removed a checkpoint had begun another, which can be no more: the daemon has ended for whoever writes.
-    /// Processes on other nodes write on.
+    /// Whether a process that removed a checkpoint had begun another that can no longer be completed, because this ending daemon refuses
+    /// writers. False on several nodes, where processes on other nodes write on.
     pub(crate) fn saves_in_vain(self, id: &CheckpointId) -> bool {
         self.shared.namespace.are_writers_refused()
             && self.shared.cluster.get().is_none()
@@ -79,7 +79,7 @@ impl<'a> Removals<'a> {
                 .any(|who| self.sessions().has_unfinished(who, &id.run))
     }
 
-    /// Whether the loop has not come to know yet if what is there of another checkpoint of the run is whole.
+    /// Whether the loop does not know yet if another checkpoint of the run is whole.
     pub(crate) fn is_another_in_hand(self, removed: &CheckpointId) -> bool {
         let ledger = &self.ledger;
         let another = |book: &&Book| book.id.run == removed.run && book.id != *removed;
@@ -87,9 +87,9 @@ impl<'a> Removals<'a> {
             || ledger.books.values().filter(another).any(|book| {
                 let Some(candidate) = &book.candidate else { return false };
                 let concluded = match &book.verdict {
-                    // Some version is what is there.
+                    // Without a verdict, some version matches what is there.
                     None => !book.versions.is_empty(),
-                    // It has no version yet, or that would be in sight.
+                    // It has no version yet: a version would count as whole in sight.
                     Some(Verdict::Complete { .. } | Verdict::ReadIndex { .. }) => false,
                     Some(_) => true,
                 };

@@ -1,10 +1,10 @@
-//! Whole versions that go out of sight on their way to Tier-3, because something torn came under their name: once they are committed
-//! the name means them again.
+//! Whole versions that are hidden on their way to Tier-3, because a torn save came under their name. Once such a version is committed,
+//! the name means it again.
 //!
-//! Owns: which versions those are, what has the name meanwhile, giving it back. Does not own: what goes out of sight (`torn`), the
-//! commit (`advance`).
+//! Owns: which versions those are, which version has the name meanwhile, giving the name back. Does not own: what is hidden (`torn`),
+//! the commit (`advance`).
 //!
-//! Nothing of it outlives the daemon.
+//! Nothing of this outlives the daemon.
 
 use crate::node::book::Number;
 use crate::node::run::Engine;
@@ -17,23 +17,23 @@ use tidemark_protocol::recognise::{CheckpointId, Shape};
 #[derive(Debug)]
 pub(crate) struct OnItsWay {
     pub(crate) number: Number,
-    /// How it lay in the tree.
+    /// Shape that it had in the tree.
     shape: Shape,
-    /// The committed version that is served under the name since.
+    /// The committed version that is served under the name meanwhile.
     pub(crate) meanwhile: Option<Number>,
 }
 
-/// Who has the name of a version that is to be served.
+/// Current holder of the name of a version that is to be served.
 pub(crate) enum Name {
     Free,
-    /// An older version, which stood in for it.
+    /// An older version, which stands in for it.
     StandIn(Number),
-    /// The job, or a person, who wants something else by now.
+    /// The job, or a person, which put something else there or removed the stand-in.
     Taken,
 }
 
 impl Engine {
-    /// Notes what was whole of a checkpoint that just went out of sight, and is not committed yet.
+    /// Records the newest whole version, not committed yet, of a checkpoint that was just hidden.
     pub(super) fn note_on_its_way(&mut self, id: &CheckpointId, shape: Shape) {
         let book = &self.ledger.books[id];
         let committed = book.committed().map(|(number, _)| *number);
@@ -49,14 +49,14 @@ impl Engine {
         }
     }
 
-    /// Serves what arrived since it went out of sight, and forgets what never will.
+    /// Serves the hidden versions that were committed since, and forgets those that never will be.
     pub(crate) fn serve_arrivals(&mut self) {
         for id in self.visibility.on_its_way.keys().cloned().collect::<Vec<_>>() {
             self.serve_arrival(&id);
         }
     }
 
-    /// The same of one checkpoint.
+    /// Does the same for one checkpoint.
     pub(crate) fn serve_arrival(&mut self, id: &CheckpointId) {
         let Some(OnItsWay { number, shape, meanwhile }) = self.visibility.on_its_way.get(id) else { return };
         let (number, shape, meanwhile) = (*number, *shape, *meanwhile);
@@ -67,12 +67,12 @@ impl Engine {
             }
             return;
         }
-        // The end puts back what is out of sight by itself, and what stands in then does so until the next daemon.
+        // An ending daemon puts all hidden names back itself, and a stand-in keeps the name until the next daemon.
         if self.shields_nothing() {
             return;
         }
         let open = |(file, _): &(FileId, _)| self.shared.namespace.is_open_out_of_sight(*file);
-        // All of it or none: asked again with the next look.
+        // All names move, or none: the next pass tries again.
         if version.contents.values().any(open) || self.had_not_heard_of(id) {
             return;
         }
@@ -92,7 +92,7 @@ impl Engine {
         }
     }
 
-    /// Takes away the names of the older version that mean something else in the newer one. Programs that have one open keep it.
+    /// Removes names of the older version that the newer one lacks, or has with other bytes. Programs keep the files that they have open.
     fn withdraw_stand_in(&self, id: &CheckpointId, older: Number, newer: Number) -> Result<usize, FsError> {
         let newer = &self.books().version(id, newer).contents;
         let stands_in = self.books().version(id, older).contents.iter();
@@ -102,7 +102,7 @@ impl Engine {
         self.shared.withdraw(&listed, &[])
     }
 
-    /// The name means something else for good: what of it is not there was taken away.
+    /// Forgets a version because its name means something else for good. From now on its missing names count as removed.
     fn forget_on_its_way(&mut self, id: &CheckpointId, number: Number) {
         self.visibility.on_its_way.remove(id);
         self.visibility.out_of_sight.remove(&(id.clone(), number));

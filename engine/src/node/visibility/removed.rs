@@ -1,12 +1,12 @@
-//! Puts the newest checkpoint of a run back when the process that removed it failed before anything else was whole.
+//! Puts the newest checkpoint of a run back if the process that removed it failed before another checkpoint was whole.
 //!
-//! Owns: who removed which checkpoint, asking how they ended, carrying the decision out. Does not own: the decision
+//! Owns: which process removed which checkpoint, asking how it ended, carrying the decision out. Does not own: the decision
 //! (`protocol::removal`), what a removal means for Tier-3 (`tree`, `gc`).
 //!
-//! Nothing of it outlives the daemon: the next one takes every removal for meant. One that is waited for is not in Tier-3 yet,
-//! so that the names are there again after the death of a node. A flush and the daemon's end have the removals of those who live
-//! written too; about those of the dead they wait for the decision. An end puts nothing back itself. It leaves out what one removed whose next
-//! save it cuts off.
+//! Nothing of this outlives the daemon: the next one takes every removal as meant. Until a removal is decided, Tier-3 does not learn of
+//! it, so that the names are there again after the death of a node. A flush and the daemon's end also write removals by living
+//! processes; for removals by dead ones they wait for the decision. An ending daemon puts nothing back itself. If it cuts off the next
+//! save of a remover, it does not write that removal.
 
 use crate::node::book::Number;
 use crate::node::run::Engine;
@@ -23,20 +23,20 @@ use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::removal::{Actor, Left, Removal, decide};
 use tidemark_protocol::report::EventLevel;
 
-/// Files whose removers are remembered: of a checkpoint with more of them, the last say who it was.
+/// Files whose removers are remembered. If a checkpoint has more files, the last of them still say which process it was.
 const REMOVERS_MAX: usize = 4096;
 
 /// A checkpoint that lost names.
 #[derive(Debug)]
 pub(super) struct Noted {
     pub(super) removers: Vec<Arc<WriterId>>,
-    /// Since when none of them lives, as far as it was asked.
+    /// Since when no remover lives, as of the last check.
     pub(super) dead_since: Option<Instant>,
-    /// This daemon ends, and the next one shows the names again.
+    /// Whether showing the names again is left to the next daemon, because this one ends.
     pub(super) comes_back: bool,
 }
 
-/// A removal that is not decided, and what is to be waited for.
+/// A removal that is not decided yet, by what it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Undecided {
     /// The loop decides within moments.
@@ -52,7 +52,7 @@ pub(crate) enum Undecided {
 enum Awaited {
     /// The end of this process.
     End { process: u32 },
-    /// A word of the kernel or of the loop, which comes within moments.
+    /// News from the kernel or from the loop, which comes within moments.
     Moments,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn wrote(view: &FileView, who: &WriterId) -> bool {
 }
 
 impl Engine {
-    /// Takes down who removed what since the last time. Before the books are looked at.
+    /// Records which processes removed which files since the last call. Must run before the books are examined.
     pub(crate) fn hear_removers(&mut self) {
         let heard = self.shared.namespace.take_removers();
         if !heard.is_empty() && !self.visibility.out_of_sight.is_empty() {
@@ -73,7 +73,7 @@ impl Engine {
         }
     }
 
-    /// A person who removes below `.tidemark/torn` what was kept wants it no more. The daemon itself drops names there for their memory.
+    /// Forgets hidden versions that a person removed below `.tidemark/torn`. The daemon itself also drops names there, for their memory.
     fn end_what_was_removed_out_of_sight(&mut self, removed: BTreeSet<FileId>) {
         let lies = |path: &RelPath| self.shared.namespace.node_at(&torn_path(path)).is_some();
         let is_removed = |(id, number): &&(CheckpointId, Number)| {
@@ -88,7 +88,7 @@ impl Engine {
         }
     }
 
-    /// Looks whether names of a checkpoint's newest version are gone, and who took them.
+    /// Records which processes removed names of a checkpoint's newest save, if any are gone.
     pub(crate) fn note_removal(&mut self, id: &CheckpointId) {
         let is_there = |path: &RelPath, file| {
             self.ledger.file(path).is_some_and(|view: &Arc<FileView>| view.file == file)
@@ -105,7 +105,7 @@ impl Engine {
         self.visibility.ask_about_removals();
     }
 
-    /// Decides about what was removed, the newest first.
+    /// Decides about all removals that are due, the newest checkpoint first.
     pub(crate) fn undo_removals(&mut self, now: Instant) {
         if !self.may_write() || self.visibility.rests(&Subject::Removals, now) {
             return;
@@ -120,12 +120,12 @@ impl Engine {
             Awaited::End { process } => Some(*process),
             Awaited::Moments => None,
         });
-        // A job may be started again in a second.
+        // A job may be restarted within a second.
         if !awaited.contains(&Awaited::Moments) {
             self.visibility.timetable.ask_again(Subject::Removals, now, lives);
         }
         let namespace = &self.shared.namespace;
-        // Thousands of files have one remover.
+        // One process may have removed thousands of files: it is asked once.
         let mut asked = BTreeMap::new();
         self.visibility.removers.retain(|_, who| {
             let told = || {
@@ -135,7 +135,7 @@ impl Engine {
         });
     }
 
-    /// Gives what is waited for.
+    /// Decides about one removal, and carries the decision out. Returns what the decision waits for.
     fn undo_removal(&mut self, id: &CheckpointId, now: Instant) -> Option<Awaited> {
         let removers = &self.visibility.noted[id].removers;
         let removers: Vec<_> = removers.iter().map(|who| self.sessions().actor(who, &id.run)).collect();
@@ -171,11 +171,11 @@ impl Engine {
                 });
                 return awaited.or_else(|| left.in_hand.then_some(Awaited::Moments));
             }
-            // The removed files may have another name by now, and names that came back a moment ago are in sight from now on.
+            // The removed files may have another name by now, and names that came back a moment ago are visible from now on.
             (Removal::Undone { .. }, Some(_)) if self.had_not_heard(is_of_run(&id.run)) => {
                 return Some(Awaited::Moments);
             }
-            // Nothing is hidden any more, so that other files may have its names.
+            // An ending daemon hides nothing any more, so other files may have these names.
             (Removal::Undone { .. }, Some(_)) if self.draining => self.comes_back(id),
             (Removal::Undone { why }, Some(number)) => self.undo(id, number, &why),
             (Removal::Undone { .. } | Removal::Stands { .. }, _) => self.end_removal(id),
@@ -183,7 +183,7 @@ impl Engine {
         None
     }
 
-    /// The next daemon shows the names again.
+    /// Leaves it to the next daemon to show the names again.
     fn comes_back(&mut self, id: &CheckpointId) {
         let noted = self.visibility.noted.get_mut(id).expect("it was there a moment ago");
         if !std::mem::replace(&mut noted.comes_back, true) {
@@ -198,7 +198,7 @@ impl Engine {
         self.end_removal(id);
     }
 
-    /// It stays as it is, and Tier-3 may know.
+    /// Ends the wait for a decision: the names stay as they are, and Tier-3 may learn of it.
     fn end_removal(&mut self, id: &CheckpointId) {
         self.visibility.noted.remove(id);
         for (file, _) in

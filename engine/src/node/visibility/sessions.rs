@@ -1,6 +1,6 @@
 //! The processes that wrote checkpoints, and whether they still run.
 //!
-//! Owns: the facts about writers that the rules are given. Does not own: the rules (`protocol::{shield, removal}`), what is known of a
+//! Owns: the facts about writers that the rules get. Does not own: the rules (`protocol::{shield, removal}`), what is known of a
 //! process (`namespace`).
 
 use crate::node::Shared;
@@ -17,7 +17,7 @@ use tidemark_protocol::recognise::{Candidate, CheckpointId};
 use tidemark_protocol::removal::Actor;
 use tidemark_protocol::shield::Session;
 
-/// The processes that wrote checkpoints, and whether they still run.
+/// Lookups about processes that wrote checkpoints, and whether they still run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sessions<'a> {
     pub(crate) shared: &'a Arc<Shared>,
@@ -25,7 +25,8 @@ pub(crate) struct Sessions<'a> {
 }
 
 impl<'a> Sessions<'a> {
-    /// A launcher gave one of its writers a rank, or one wrote or opened another checkpoint of the run.
+    /// Whether a trainer wrote the candidate: a launcher gave one of its writers a rank, or a writer wrote or opened another checkpoint
+    /// of the run.
     pub(crate) fn is_of_a_trainer(self, id: &CheckpointId, candidate: &Candidate) -> bool {
         let writers = || {
             let files = self.ledger.files_of(candidate, &self.ledger.books[id].scope);
@@ -42,7 +43,7 @@ impl<'a> Sessions<'a> {
         })
     }
 
-    /// The files in the tree of the checkpoints that are meant.
+    /// Returns the files in the tree of the checkpoints for which `meant` is true.
     pub(crate) fn files_of_checkpoints(
         self,
         meant: impl Fn(&CheckpointId) -> bool,
@@ -52,7 +53,7 @@ impl<'a> Sessions<'a> {
         candidates.flat_map(|(candidate, scope)| self.ledger.files_of(candidate, scope)).map(|(_, view)| view)
     }
 
-    /// What is known of each session that wrote the candidate.
+    /// Returns the state of each session that wrote the candidate.
     pub(crate) fn sessions_of(self, id: &CheckpointId, candidate: &Candidate) -> Vec<Session> {
         let views: Vec<_> = self.ledger.files_of(candidate, &self.ledger.books[id].scope).collect();
         let torn_ns = views.iter().map(|(_, view)| view.closed_ns).max().unwrap_or(0);
@@ -64,7 +65,8 @@ impl<'a> Sessions<'a> {
         keys.into_iter().map(|key| self.session_of(&id.run, &of(key), torn_ns)).collect()
     }
 
-    /// What is known of the session of these writers, which is one, and of who was there of it at `before_ns`.
+    /// Returns the state of the one session that all `writers` belong to. Processes that started after `before_ns` do not keep it alive,
+    /// unless they wrote in the run.
     pub(crate) fn session_of(self, run: &RunPath, writers: &[&WriterId], before_ns: i64) -> Session {
         // The first says when it was launched.
         let first =
@@ -77,7 +79,7 @@ impl<'a> Sessions<'a> {
             return Session::Doubtful { why };
         }
         if let Some(home) = first.home {
-            // What runs on a node that is gone is nobody's to wait for; who wrote elsewhere was looked for above.
+            // Processes on a node that is gone are not waited for. Writers on other nodes were looked for above.
             return if self.shared.is_gone(home) {
                 Session::Gone
             } else {
@@ -96,7 +98,7 @@ impl<'a> Sessions<'a> {
         }
     }
 
-    /// A living process that wrote in the run, of that session.
+    /// Returns a living process of the session that wrote in the run.
     fn writer_of(self, run: &RunPath, session: &SessionKey) -> Option<u32> {
         let run = run.path();
         let of_run = self.ledger.files().filter(|(path, _)| run.is_none_or(|run| path.is_below(run)));
@@ -109,7 +111,7 @@ impl<'a> Sessions<'a> {
         None
     }
 
-    /// The torn checkpoints that are out of sight, under the paths that they had.
+    /// Returns the hidden torn checkpoints, under the paths that they had, and their files.
     pub(crate) fn torn(self) -> Vec<(Candidate, Vec<FileView>)> {
         let views = self.shared.namespace.torn_files();
         let mut at: BTreeMap<RelPath, &FileView> = BTreeMap::new();
@@ -126,7 +128,7 @@ impl<'a> Sessions<'a> {
         candidates.into_iter().map(with_files).collect()
     }
 
-    /// Whether a process wrote files of a checkpoint of the run that is not in Tier-3 as it stands.
+    /// Whether a process wrote files of a checkpoint of the run that Tier-3 does not have, whole, as it stands.
     pub(crate) fn has_unfinished(self, who: &WriterId, run: &RunPath) -> bool {
         self.ledger.books.values().filter(|book| book.id.run == *run).any(|book| {
             let Some(candidate) = &book.candidate else { return false };
@@ -139,7 +141,7 @@ impl<'a> Sessions<'a> {
         })
     }
 
-    /// How a process stands that removed names of a run, or made some.
+    /// Returns the state of a process that removed or made names of a run.
     pub(crate) fn actor(self, who: &WriterId, run: &RunPath) -> Actor {
         let namespace = &self.shared.namespace;
         if is_alive(namespace, who) {
@@ -148,7 +150,7 @@ impl<'a> Sessions<'a> {
         let failed = || Actor::Failed { process: who.tgid };
         match namespace.end(who).map(|end| end.how) {
             Some(Ended::Killed) => failed(),
-            // rm(1) exits with 1 for a name that is not there, and meant what it removed.
+            // When a name is missing, rm(1) exits with 1, and still meant what it removed.
             Some(Ended::Failed) if self.has_written(who, run) => failed(),
             None if namespace.is_end_awaited(who) => Actor::Ended,
             None if self.has_begun_another(who, run) => Actor::Lost { process: who.tgid },
@@ -156,13 +158,13 @@ impl<'a> Sessions<'a> {
         }
     }
 
-    /// Whether files of a checkpoint of the run are there that a process wrote, in sight or not.
+    /// Whether the tree has files, hidden or not, that a process wrote for a checkpoint of the run.
     fn has_begun_another(self, who: &WriterId, run: &RunPath) -> bool {
         self.files_of_checkpoints(|of| of.run == *run).any(|view| wrote(view, who))
             || self.wrote_torn(who, run)
     }
 
-    /// Whether a process wrote files of the run that are there, in sight or not.
+    /// Whether the tree has files of the run, hidden or not, that a process wrote.
     fn has_written(self, who: &WriterId, run: &RunPath) -> bool {
         let in_run = |path: &RelPath| run.path().is_none_or(|run| path.is_below(run));
         self.ledger.files().any(|(path, view)| in_run(path) && wrote(view, who)) || self.wrote_torn(who, run)

@@ -1,36 +1,36 @@
-//! When what is decided about visibility is asked again.
+//! When each decision about visibility is made again.
 //!
-//! Owns: one moment for each subject, and the process whose end comes before it. Does not own: what an answer is.
+//! Owns: one moment for each subject, and the process whose end makes it due earlier. Does not own: the decisions.
 //!
-//! Most questions read /proc of the whole machine, so each is asked once a second. A job may be started again in a second, too: the end
-//! of a process that was waited for is worth a look at once.
+//! Most decisions read /proc of the whole machine, so each is made once a second. A job may also be restarted within a second: when
+//! a process ends that a decision waits for, the decision is due at once.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tidemark_namespace::NodeId;
 use tidemark_protocol::recognise::CheckpointId;
 
-/// Between two looks at the same thing.
+/// Interval between two decisions about the same subject.
 pub(crate) const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// What is asked about.
+/// Subject of a decision about visibility.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Subject {
-    /// Whether a torn checkpoint goes out of sight.
+    /// Whether a torn checkpoint is hidden.
     Torn(CheckpointId),
-    /// Whether a committed version can have its names again.
+    /// Whether a committed version can get its names back.
     Owed(CheckpointId),
     /// Whether removals were meant.
     Removals,
-    /// Whether a directory in which nothing is goes.
+    /// Whether a directory in which nothing was written is removed.
     Unwritten(NodeId),
-    /// What the trackers say beside what went out of sight.
+    /// Content of trackers beside hidden checkpoints.
     Followers,
-    /// The same of what went before this daemon served.
+    /// Content of trackers beside checkpoints that were hidden before this daemon served.
     FollowersOfKept,
-    /// What trackers say beside a checkpoint in sight that lacks files.
+    /// Content of trackers beside a visible checkpoint that lacks files.
     Lacking(CheckpointId),
-    /// What trackers say that were cut themselves.
+    /// Content of trackers that were cut themselves.
     CutTrackers,
 }
 
@@ -45,12 +45,12 @@ struct Rest {
 pub(crate) struct Timetable(BTreeMap<Subject, Rest>);
 
 impl Timetable {
-    /// Asks again a second after `now`, or when `process` has ended.
+    /// Makes the subject due again a second after `now`, or when `process` has ended.
     pub(crate) fn ask_again(&mut self, subject: Subject, now: Instant, process: Option<u32>) {
         self.0.insert(subject, Rest { until: now + ASK_EVERY, process });
     }
 
-    /// Whether it is not asked yet.
+    /// Whether the subject is not due yet.
     pub(crate) fn rests(&self, subject: &Subject, now: Instant, is_running: impl Fn(u32) -> bool) -> bool {
         self.0.get(subject).is_some_and(|rest| rest.until > now && rest.process.is_none_or(is_running))
     }

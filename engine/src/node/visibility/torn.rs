@@ -1,9 +1,9 @@
-//! Takes torn checkpoints out of sight of a job that comes back.
+//! Hides torn checkpoints from a job that comes back.
 //!
-//! Owns: who of a session lives, carrying the decision out, taking it back. Does not own: the decision (`protocol::visibility`), when
-//! a checkpoint is torn (protocol), where the names lie meanwhile (`namespace::hidden`), the trackers beside it (`tracker`).
+//! Owns: carrying the decision out, undoing it. Does not own: which processes live (`sessions`), the decision (`protocol::visibility`),
+//! when a checkpoint is torn (protocol), where the names lie meanwhile (`namespace::hidden`), the trackers beside it (`tracker`).
 //!
-//! Nobody waits for a reader: the names go as soon as the last process of the session that wrote them is gone.
+//! Names are hidden as soon as the last process of the session that wrote them is gone, even while a program reads them.
 
 use crate::node::Shared;
 use crate::node::book::Number;
@@ -23,7 +23,7 @@ use tidemark_protocol::report::{CheckpointRef, EventLevel, path_text};
 use tidemark_protocol::shield::Session;
 use tidemark_protocol::visibility::{self, Standing, Tree};
 
-/// The names of a checkpoint that move together: its directory, or each of its files.
+/// Returns the names of a checkpoint that move together: its directory, or each of its files.
 pub(crate) fn names_of(candidate: &Candidate) -> Vec<RelPath> {
     let mut names: Vec<RelPath> = match (candidate.shape, candidate.id.path()) {
         (Shape::Tree, Some(top)) => {
@@ -43,7 +43,7 @@ impl Shared {
 }
 
 impl Engine {
-    /// Looks whether a torn checkpoint goes out of sight.
+    /// Decides whether to hide a torn checkpoint, and hides it or records why it stays.
     pub(crate) fn shield(&mut self, id: &CheckpointId, now: Instant) {
         let subject = Subject::Torn(id.clone());
         if self.shields_nothing() || self.visibility.rests(&subject, now) || self.visibility.was_returned(id)
@@ -51,7 +51,7 @@ impl Engine {
             return;
         }
         let Some(candidate) = self.ledger.books[id].candidate.clone() else { return };
-        // What is of a committed version Tier-3 knows.
+        // While only names are known, files with an object copy may belong to a committed version.
         let mut files = self.ledger.files_of(&candidate, &self.ledger.books[id].scope);
         if self.knows == Knows::Names && files.any(|(_, view)| view.object.is_some()) {
             return;
@@ -65,7 +65,7 @@ impl Engine {
         let trainer = self.sessions().is_of_a_trainer(id, &candidate);
         let stays = match visibility::tree(standing, trainer, &sessions, self.fallbacks().has_fallback(id)) {
             Tree::Stays { why } => Some(why),
-            // Somebody who lives may have added to it.
+            // A living process may have added to it.
             Tree::Hides if self.had_not_heard_of(id) => return,
             Tree::Hides => self.hide(id, &candidate).err().map(|error| error.to_string()),
         };
@@ -92,7 +92,7 @@ impl Engine {
         self.shared.metrics.torn_hidden.inc();
         let why = self.ledger.books[id].verdict.as_ref().map(verdict_text).unwrap_or_default();
         self.visibility.hidden.insert(id.clone(), why.clone());
-        // What Tier-3 has of it, or gets, nobody removed.
+        // Versions that Tier-3 has or gets were not removed by anybody.
         let versions = self.ledger.books[id].versions.iter();
         let kept = versions.filter(|(_, version)| {
             let checkpoint = &version.checkpoint;
@@ -105,7 +105,7 @@ impl Engine {
             candidate.files.len()
         );
         self.shared.event_of(EventLevel::Warn, "hidden", id, what);
-        // Saved over a version that is committed: the name means that one again.
+        // If the torn save went over a committed version, the name means that version again.
         let committed = self.ledger.books[id].committed().map(|(number, _)| *number);
         self.note_on_its_way(id, candidate.shape);
         if let Some(number) = committed.filter(|number| self.gc.check_stays(&(id.clone(), *number)).is_ok()) {
@@ -119,7 +119,7 @@ impl Engine {
         let version = self.books().version(id, number);
         let open = |(file, _): &(FileId, _)| self.shared.namespace.is_open_out_of_sight(*file);
         if version.contents.values().any(open) {
-            // All of it or none.
+            // All names come back, or none.
             self.visibility.timetable.ask_again(Subject::Owed(id.clone()), Instant::now(), None);
             self.visibility.owed.insert(id.clone(), number);
             return;
@@ -132,7 +132,7 @@ impl Engine {
         self.shared.event_of(EventLevel::Warn, "fallback", id, what);
     }
 
-    /// Tries again to put back what could not be: once a second, until it can or the name is used anew.
+    /// Tries once a second to put back the versions in `owed`, until that succeeds or the name is used anew.
     pub(crate) fn serve_owed(&mut self, now: Instant) {
         let rests = |id: &CheckpointId| self.visibility.rests(&Subject::Owed(id.clone()), now);
         let due = self.visibility.owed.iter().filter(|(id, _)| !rests(id));
@@ -148,8 +148,8 @@ impl Engine {
         }
     }
 
-    /// Puts the names of a committed version into the tree; bytes come when they are opened. How many it has, and how many
-    /// are there now.
+    /// Puts the names of a committed version into the tree; bytes come when a file is opened. Returns how many names the version has, and
+    /// how many are there now.
     pub(crate) fn put_back(&mut self, id: &CheckpointId, number: Number) -> (usize, usize) {
         let Some(manifest) = self.books().version(id, number).manifest().map(Arc::clone) else {
             return (0, 0);
@@ -169,7 +169,7 @@ impl Engine {
         (names.clone().count(), names.filter(there).count())
     }
 
-    /// Puts a torn checkpoint that is out of sight back; none is out of sight under that path. It stays from now on.
+    /// Shows a hidden torn checkpoint again, and keeps it visible while this daemon lives. None: no checkpoint is hidden under that path.
     pub(crate) fn show_torn(&mut self, path: &[u8]) -> Option<Result<(CheckpointRef, usize), String>> {
         let path = path_of_torn(path).unwrap_or(path);
         let mut torn = self.sessions().torn().into_iter().map(|(candidate, _)| candidate);
@@ -189,10 +189,10 @@ impl Engine {
         Some(Ok((reference, found.files.len())))
     }
 
-    /// Puts back the names of what is out of sight.
+    /// Puts back the names of a hidden checkpoint.
     ///
     /// # Errors
-    /// A name that is taken, in a sentence. Those before it are back.
+    /// Fails on a name that is taken, with a sentence. The names before it are back.
     pub(super) fn show_names(&mut self, found: &Candidate) -> Result<(), String> {
         for name in names_of(found) {
             if let Err(error) = self.shared.show_again(&name) {
@@ -206,7 +206,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Puts back all that has its name free still: the daemon ends, and with it this memory.
+    /// Puts back all hidden names that are still free: the daemon ends, and with it this memory.
     pub(crate) fn show_all_torn(&mut self) {
         for (candidate, _) in self.sessions().torn() {
             for name in names_of(&candidate) {
@@ -217,7 +217,7 @@ impl Engine {
         }
     }
 
-    /// What was torn under a name is of no use once that name is committed.
+    /// Drops the torn files that are hidden under a name: they are of no use once that name is committed.
     pub(crate) fn drop_torn(&mut self, id: &CheckpointId) {
         self.visibility.returned.remove(id);
         self.visibility.in_sight.remove(id);

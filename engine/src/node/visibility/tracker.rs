@@ -1,7 +1,7 @@
-//! Lets the trackers beside torn checkpoints, and those that were cut themselves, name what is whole.
+//! Makes trackers beside torn checkpoints, and trackers that were cut themselves, name a whole checkpoint.
 //!
-//! Owns: which checkpoint a tracker may name, and when; that it waits for what may become whole. Does not own: what a tracker
-//! says (`protocol::shield`), which checkpoints go out of sight (`torn`, `kept`).
+//! Owns: when a tracker is changed, and its wait for a checkpoint that may become whole. Does not own: the content of a tracker
+//! (`protocol::shield`), which checkpoints it may name (`fallbacks`), which are hidden (`torn`, `kept`).
 
 use crate::node::Shared;
 use crate::node::book::Book;
@@ -20,35 +20,35 @@ use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, TrackerHolds}
 use tidemark_protocol::report::{EventLevel, path_text};
 use tidemark_protocol::shield::{self, Named, Session, Tracker};
 
-/// How much longer than the settle time a tracker waits for what is not proven whole, before it names an older one: by then it
-/// is, or nobody can say. A flush, which waits for no settle time, waits so long for a tracker.
+/// Time beyond the settle time for which a tracker waits for an unproven checkpoint, before it names an older one. By then the newer one
+/// is proven, or nothing will prove it. A flush, which waits for no settle time, also waits this long for a tracker.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// What was not asked for so long waits no more: somebody wrote it anew.
+/// A wait that was not renewed for this long is over: the job wrote the tracker anew.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(5);
 
-/// A tracker's wait for what may become whole.
+/// A tracker's wait for a checkpoint that may become whole.
 #[derive(Debug)]
 pub(super) struct Wait {
     began: Instant,
-    /// Since when there is an older one that it could name.
+    /// Since when the tracker could name an older checkpoint.
     could_name_older: Option<Instant>,
     asked: Instant,
 }
 
-/// What is wrong with what a tracker says.
+/// Flaw in the content of a tracker.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Wrong<'a> {
-    /// Its writer was killed in the middle of it.
+    /// The tracker's writer was killed in the middle of it.
     Cut,
-    /// This went out of sight.
+    /// The tracker names this checkpoint, which was hidden.
     Hidden(Named<'a>),
-    /// This stays in sight, and lacks files that nobody is left to bring. A job fails on it, and begins at step 0 without a tracker: it
-    /// goes on naming that while nothing else is whole.
+    /// The tracker names this visible checkpoint, which lacks files that no living process can bring. A job fails on such a checkpoint.
+    /// Without a tracker the job would begin at step 0, so the tracker stays as it is while nothing else is whole.
     Lacking(Named<'a>),
 }
 
 impl<'a> Wrong<'a> {
-    /// What must not be named.
+    /// Returns the checkpoint that the tracker must not name.
     fn named(self) -> Option<Named<'a>> {
         match self {
             Self::Cut => None,
@@ -63,7 +63,7 @@ pub(crate) fn is_of_run(run: &RunPath) -> impl Fn(&Rules, &RelPath) -> bool {
 }
 
 impl Visibility {
-    /// Whether a tracker waits for what may become whole; not for ever where there is an older one that it could name.
+    /// Whether a tracker waits for `newer`, which may become whole. If it could name an older checkpoint, the wait has a limit.
     fn tracker_waits(
         &mut self,
         shared: &Shared,
@@ -95,7 +95,7 @@ impl Visibility {
 }
 
 impl Engine {
-    /// The trackers beside a checkpoint that went out of sight.
+    /// Makes the trackers beside a checkpoint that was just hidden name a whole one. Trackers that cannot follow yet are tried again later.
     pub(crate) fn follow(&mut self, hidden: &CheckpointId, candidate: &Candidate) {
         let trackers: Vec<_> = self.books().trackers_of(hidden, &candidate.framework).collect();
         let mut all = true;
@@ -110,7 +110,7 @@ impl Engine {
         }
     }
 
-    /// Looks again at trackers that could not follow. Those of checkpoints that are in sight again are left alone.
+    /// Tries again to change the trackers that could not follow. If their checkpoint is visible again, they are left alone.
     pub(crate) fn follow_later(&mut self, now: Instant) {
         let rests = self.visibility.rests(&Subject::Followers, now);
         if self.visibility.to_follow.is_empty() || rests || self.shields_nothing() {
@@ -125,13 +125,13 @@ impl Engine {
         }
     }
 
-    /// Trackers whose writers were killed in the middle of them: no checkpoint need be torn for that.
+    /// Mends trackers whose writers were killed in the middle of them, even when no checkpoint is torn.
     pub(crate) fn mend_cut_trackers(&mut self, now: Instant) {
-        // What is whole in Tier-3 alone may be what it should name.
+        // The checkpoint to name may be whole in Tier-3 alone, which is not known yet.
         if self.ledger.cut.is_empty() || self.shields_nothing() || self.knows == Knows::Names {
             return;
         }
-        // A flush that began since is not kept waiting for the next look.
+        // A flush that began since then does not wait for the next pass.
         let flushed_at = self.flushes.last_began();
         let asked_since =
             flushed_at.is_some_and(|at| self.visibility.cut_looked_at.is_none_or(|looked| looked < at));
@@ -159,9 +159,8 @@ impl Engine {
         }
     }
 
-    /// Lets the trackers beside a checkpoint in sight name another that is whole, where they name this one, files of it are missing, and
-    /// nobody of the job that wrote it is left to bring them. A copy that a person makes, file by file, has a tracker as well, and the rest
-    /// of it may follow: that one stays.
+    /// If trackers name a visible checkpoint that lacks files, makes them name a whole one, once no process of the job is left to bring
+    /// the files. A copy that a person makes file by file also has a tracker, and its other files may follow: that tracker stays.
     pub(crate) fn follow_lacking(&mut self, id: &CheckpointId, now: Instant) {
         let subject = Subject::Lacking(id.clone());
         let book = &self.ledger.books[id];
@@ -191,9 +190,10 @@ impl Engine {
         self.visibility.timetable.ask_again(subject, now, process);
     }
 
-    /// Lets a tracker beside `beside` name what is whole, where it does not. `wrong`: what is wrong with what it says. False for what is
-    /// to be asked again: somebody has it open, and it is not exchanged under a reader, or something newer than what it could name may
-    /// become whole. What it names is not there meanwhile, and a job fails on that; one that finds no tracker begins at step 0.
+    /// Makes a tracker beside `beside` name a whole checkpoint, if its content has the flaw `wrong`. Returns false if the caller must try
+    /// again: a program has the tracker open, and it is not replaced under a reader; or a checkpoint newer than the one it could name may
+    /// become whole. Meanwhile the tracker stays, although the checkpoint that it names is missing: a job fails on that, whereas without
+    /// a tracker it would begin at step 0.
     pub(super) fn mend(
         &mut self,
         beside: &CheckpointId,
@@ -203,10 +203,10 @@ impl Engine {
         holds: TrackerHolds,
     ) -> bool {
         if view.writers.iter().any(|writer| is_alive(&self.shared.namespace, writer)) {
-            // Another job's: it says what that one knows.
+            // The tracker is another job's, and says what that job knows.
             return true;
         }
-        // A reader that came or went since changed nothing that the loop would have been told of.
+        // Readers that come or go are not reported to the loop, so the namespace is asked.
         if self.shared.namespace.view(view.node).is_some_and(|now| now.opens > 0) {
             return false;
         }
@@ -217,12 +217,12 @@ impl Engine {
             return true;
         }
         let unfit = wrong.named();
-        // Whatever is whole.
+        // The tracker may be right, whichever checkpoint is whole.
         if shield::follow(holds, content.as_deref(), unfit, None) == Tracker::Stays {
             self.visibility.waiting.remove(path);
             return true;
         }
-        // What went may have its name again; what lacks files is not whole, whatever it was before.
+        // A hidden checkpoint may have its name again, with an older version. One that lacks files is not whole.
         let fits = |other: &Book| !matches!(wrong, Wrong::Lacking(_)) || other.id != *beside;
         let Fit { named, newer } = self.fallbacks().fit_to_be_named(&beside.run, unfit.map(|_| beside), fits);
         if named.is_none() && matches!(wrong, Wrong::Lacking(_)) {
@@ -233,7 +233,7 @@ impl Engine {
         {
             return false;
         }
-        // Somebody who lives may have added to what would be named, and the tracker may say something else by now.
+        // A living process may have added to the checkpoint that would be named, or may have changed the tracker.
         if self.had_not_heard(is_of_run(&beside.run)) {
             return false;
         }
@@ -254,7 +254,7 @@ impl Engine {
         match what {
             Ok(what) => {
                 self.shared.event_of(EventLevel::Warn, "tracker", beside, what);
-                // A flush that is answered next knows of it.
+                // The next answer to a flush takes the change into account.
                 let put = self.shared.namespace.node_at(path.as_bytes());
                 let changed: Vec<_> = put.into_iter().chain([view.node]).collect();
                 self.ledger.refresh(&self.shared.namespace, &changed);
@@ -264,7 +264,7 @@ impl Engine {
         true
     }
 
-    /// What a checkpoint's trackers say may go to Tier-3 now.
+    /// Makes a checkpoint's trackers due for Tier-3.
     pub(crate) fn trackers_may_go(&mut self, id: &CheckpointId) {
         let Some(candidate) = self.ledger.books.get(id).and_then(|book| book.candidate.as_ref()) else {
             return;
@@ -274,7 +274,7 @@ impl Engine {
         trackers.into_iter().for_each(|path| self.ledger.loose_due.insert(path));
     }
 
-    /// Whether a tracker at or below `place` is about to say something else, as far as was known at `asked`.
+    /// Whether a tracker at or below `place` may be about to change, for a flush that began at `asked`.
     pub(crate) fn trackers_change(&self, place: &[u8], asked: Instant) -> bool {
         let looked =
             self.ledger.cut.is_empty() || self.visibility.cut_looked_at.is_some_and(|at| at >= asked);

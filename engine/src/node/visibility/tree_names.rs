@@ -1,6 +1,6 @@
 //! The names in the tree, compared with the contents of each version.
 //!
-//! Owns: which versions are in sight, whole or in part, and what stands beside them. Does not own: hiding and showing names (`torn`,
+//! Owns: which versions are in the tree, whole or in part, and what stands beside them. Does not own: hiding and showing names (`torn`,
 //! `lost`, `on_its_way`).
 
 use crate::node::Shared;
@@ -19,7 +19,7 @@ use tidemark_protocol::recognise::{Candidate, CheckpointId, Shape, may_stand_in}
 use tidemark_protocol::record::Record;
 use tidemark_protocol::report::{ProblemCode, path_text};
 
-/// The names in the tree, compared with the contents of each version.
+/// Comparisons of the names in the tree with the contents of versions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TreeNames<'a> {
     pub(crate) shared: &'a Arc<Shared>,
@@ -27,19 +27,19 @@ pub(crate) struct TreeNames<'a> {
 }
 
 impl<'a> TreeNames<'a> {
-    /// Why a version cannot be read whole; none for all that is known.
+    /// Returns why a version cannot be read whole; none if no file of it is known to be lost.
     pub(crate) fn why_lost(self, record: &Record) -> Option<String> {
         self.shared.why_lost(record)
     }
 
-    /// Neither the tree has the name, nor what is out of sight.
+    /// Whether the name is gone, neither in the tree nor hidden.
     pub(crate) fn is_gone(self, path: &RelPath) -> bool {
         let namespace = &self.shared.namespace;
         namespace.node_at(path.as_bytes()).is_none() && namespace.node_at(&torn_path(path)).is_none()
     }
 
-    /// Files outside checkpoints of which no copy is good, in a sentence: there may be thousands. Costs a pass over such files where
-    /// something is lost.
+    /// Describes in one sentence the files outside checkpoints that have no good copy: there may be thousands. Costs a pass over files
+    /// outside checkpoints if anything is lost.
     pub(crate) fn lost_loose(self) -> Option<String> {
         let losses = &self.shared.restorer.losses;
         if losses.is_empty() {
@@ -54,24 +54,24 @@ impl<'a> TreeNames<'a> {
         Some(and_more(format!("{path} cannot be read: {why}"), lost.count(), "files outside checkpoints"))
     }
 
-    /// Committed, or proven and on its way, and all of it can be read.
+    /// Whether a version can be loaded: committed, or proven and on its way, and with no file known to be lost.
     pub(crate) fn is_loadable(self, checkpoint: &Checkpoint) -> bool {
         let proven = checkpoint.is_committed() || checkpoint.is_alive() && checkpoint.is_proven();
         proven && self.why_lost(checkpoint.record()).is_none()
     }
 
-    /// All names of a version are in the tree as this checkpoint, with its bytes, whatever lies beside them.
+    /// Whether all names of a version are in the tree as this checkpoint, with its bytes, whatever lies beside them.
     pub(crate) fn is_in_sight(self, book: &Book, version: &VersionBook) -> bool {
         book.candidate.is_some() && self.shows_all(version)
     }
 
-    /// All names of a version are in the tree, with its bytes, whatever checkpoint they count for.
+    /// Whether all names of a version are in the tree, with its bytes, whatever checkpoint they count for.
     pub(crate) fn shows_all(self, version: &VersionBook) -> bool {
         let contents = &version.contents;
         !contents.is_empty() && contents.iter().all(|(path, held)| self.shows(path, *held))
     }
 
-    /// How many names of a version are in the tree, with its bytes.
+    /// Counts the names of a version that are in the tree with its bytes.
     pub(crate) fn names_in_sight(self, version: &VersionBook) -> usize {
         version.contents.iter().filter(|(path, held)| self.shows(path, **held)).count()
     }
@@ -97,7 +97,7 @@ impl<'a> TreeNames<'a> {
         let namespace = &self.shared.namespace;
         let mut files = self.books().version(id, number).contents.keys();
         let is_name_free = match shape {
-            // Its files went one by one: their directory is a run's too, and stays.
+            // Its files were hidden one by one: their directory is also a run's, and stays.
             Shape::Flat | Shape::Family => book.candidate.is_none(),
             Shape::Tree | Shape::Single => namespace.node_at(&book.path()).is_none(),
         };
@@ -105,12 +105,12 @@ impl<'a> TreeNames<'a> {
         match meanwhile {
             Some(older) if self.shows_only(book, older) => Name::StandIn(older),
             None if is_free => Name::Free,
-            // Where something stood in, and is not there, somebody removed it.
+            // If a version stood in and is not there any more, it was removed.
             Some(_) | None => Name::Taken,
         }
     }
 
-    /// A version of the run that is proven whole has all its names.
+    /// Whether the newest version of some checkpoint of the run is loadable and has all its names.
     pub(crate) fn is_whole_in_sight(self, run: &RunPath) -> bool {
         self.ledger.books.values().filter(|book| book.id.run == *run).any(|book| {
             book.newest().is_some_and(|(_, version)| {
@@ -119,26 +119,26 @@ impl<'a> TreeNames<'a> {
         })
     }
 
-    /// Another checkpoint of the run that may stand in for it is committed, can be read, and is in the tree.
+    /// Whether another checkpoint of the run that may stand in for this one is committed, readable, and in the tree.
     pub(crate) fn has_committed_beside(self, id: &CheckpointId, candidate: &Candidate) -> bool {
         let others = self.ledger.books.values().filter(|book| book.id.run == id.run && book.id != *id);
         let committed = others.filter_map(|book| Some((book, book.committed()?.1)));
         committed.into_iter().any(|(book, version)| {
             let other = version.candidate(self.ledger.rules(), &book.id);
-            // Who wrote it nobody knows any more.
+            // The writers are not known any more, so it does not count as a trainer's.
             other.is_some_and(|other| may_stand_in(candidate, &other, false))
                 && self.is_loadable(&version.checkpoint)
                 && self.shared.namespace.node_at(&book.path()).is_some()
         })
     }
 
-    /// Nothing more comes, and all of the newest committed version is in the tree.
+    /// Whether nothing more comes, and the tree has all of the newest committed version.
     pub(crate) fn is_committed_with_more(self, book: &Book) -> bool {
         matches!(book.verdict, Some(Verdict::Settled { undecided: false, .. }))
             && book.committed().is_some_and(|(_, version)| self.is_in_sight(book, version))
     }
 
-    /// The newest committed version is in the tree, and what else is there lies beside it, or is not there any more.
+    /// Whether the newest committed version holds all that is there, or is in the tree with other files beside it.
     pub(crate) fn is_committed_beside(self, book: &Book, present: Option<&Contents>) -> bool {
         let lies_beside = || {
             !book.apart.is_empty()
@@ -147,8 +147,8 @@ impl<'a> TreeNames<'a> {
         present.is_some_and(|present| book.is_committed_with(self.shared, present)) || lies_beside()
     }
 
-    /// Another checkpoint that can be loaded and has all names of this version by now: a model in shards, saved beside the one file that
-    /// it was. Costs a pass over the books where the tree has nothing under the checkpoint's own name.
+    /// Returns another loadable checkpoint that has all names of this version by now: a model in shards, saved beside its former single
+    /// file. Costs a pass over the books if the tree has nothing under the checkpoint's own name.
     pub(crate) fn successor(self, book: &Book, version: &VersionBook) -> Option<&'a Book> {
         let first = version.contents.keys().next().filter(|_| book.candidate.is_none())?;
         self.ledger.books.values().filter(|other| other.holds(first)).find(|other| {
@@ -161,7 +161,7 @@ impl<'a> TreeNames<'a> {
         })
     }
 
-    /// Checkpoints in sight that will not be committed as they are, a sentence for each kind: there may be thousands.
+    /// Describes visible checkpoints that will not be committed as they are, in one sentence for each kind: there may be thousands.
     pub(crate) fn unproven(self) -> Vec<(ProblemCode, String)> {
         let code = |book: &&Book| {
             let verdict = book.verdict.as_ref().filter(|verdict| verdict.is_doubt());
@@ -183,8 +183,8 @@ impl<'a> TreeNames<'a> {
         [ProblemCode::Broken, ProblemCode::Undecided].into_iter().filter_map(of).collect()
     }
 
-    /// Why Tier-3 got what the tree holds of a checkpoint with a doubt; none where that was proven since, or only keeps what lies beside
-    /// what is committed. Costs a pass over the files of a checkpoint that has such a version.
+    /// Returns the doubt with which Tier-3 got what the tree holds of a checkpoint. None if that was proven since, or if it only keeps
+    /// files beside a committed version. Costs a pass over the files of a checkpoint that has a doubted version.
     fn recorded_doubt(self, book: &'a Book) -> Option<&'a str> {
         let is_doubted = |version: &VersionBook| version.record().doubted && !version.checkpoint.is_proven();
         if !book.versions.values().any(is_doubted) {

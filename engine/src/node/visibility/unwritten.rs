@@ -1,13 +1,15 @@
-//! Takes the directory of a checkpoint away when who made it failed before anything was written into it.
+//! Removes or hides the directory of a checkpoint if its maker failed before anything was written into it.
 //!
-//! Owns: who made which directory, asking how they ended, carrying the decision out. Does not own: the decision
+//! Owns: which process made which directory, asking how it ended, carrying the decision out. Does not own: the decision
 //! (`protocol::shield`), checkpoints with files (`torn`).
 //!
-//! Resume code takes the directory with the highest number, and fails on one without files (Accelerate, HF Trainer). An empty one goes:
-//! nothing is lost with it. One with a file in flight, under its temporary name, goes out of sight; one with a model's configuration or
-//! card and nothing else does where a job can load another checkpoint of the run. Nothing of it outlives the daemon: the next one
-//! leaves what is there. Until it is decided, Tier-3 has neither the directory nor what came before the weights: after the loss of the
-//! node a job would find those, and nobody would know any more who had made them. So it is decided while the daemon ends, too.
+//! Resume code takes the directory with the highest number, and fails on one without files (Accelerate, HF Trainer). So an empty
+//! directory is removed: nothing is lost with it. A directory with a file in flight, under its temporary name, is hidden. If a directory
+//! has a model's configuration or card and nothing else, it is hidden once a job can load another checkpoint of the run.
+//!
+//! Nothing of this outlives the daemon: the next one leaves such directories alone. Until it is decided, Tier-3 gets neither the
+//! directory nor the files that come before the weights. Otherwise a job would find them after the loss of the node, and their maker
+//! would not be known any more. For the same reason an ending daemon decides, too.
 
 use crate::node::decide::settle_ns;
 use crate::node::rescue::IDLE_NS;
@@ -23,25 +25,25 @@ use tidemark_protocol::removal::Actor;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::shield::{self, Unwritten};
 
-/// Directories that are remembered, the latest.
+/// Directories that are remembered; beyond that the oldest are forgotten.
 pub(super) const DIRECTORIES_MAX: usize = 1024;
 
-/// A directory in which nothing was yet, when it was looked at last.
+/// A directory that was still without written files when it was examined last.
 #[derive(Debug)]
 pub(super) struct Begun {
     pub(super) made: Made,
-    /// Since when its maker does not live, as far as it was asked.
+    /// Since when its maker does not live, as of the last check.
     pub(super) dead_since: Option<Instant>,
 }
 
-/// Directories that a job made and has not written into.
+/// Lookups about directories that a job made and has not written into.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Beginnings<'a> {
     pub(crate) engine: &'a Engine,
 }
 
 impl<'a> Beginnings<'a> {
-    /// The directories of checkpoints in which nothing is yet that Tier-3 has to know.
+    /// Returns the directories of checkpoints that Tier-3 must not have yet, because nothing that counts is in them.
     pub(crate) fn begun(self, now: Instant) -> impl Iterator<Item = RelPath> {
         let named = self
             .engine
@@ -55,8 +57,8 @@ impl<'a> Beginnings<'a> {
         withheld.flat_map(|(_, found)| found.directories)
     }
 
-    /// Why a file with which a save begins stays out of Tier-3, or one in flight beside it: who writes that lives, or it is not decided
-    /// yet what becomes of it.
+    /// Returns why Tier-3 must not have a file with which a save begins, or a file in flight beside it: the directory's maker lives, or
+    /// its directory is not decided about yet.
     pub(crate) fn why_beginning_waits(self, path: &RelPath, now: Instant) -> Option<String> {
         if !Rules::is_foreword(path) && !self.engine.ledger.rules().is_temporary(path) {
             return None;
@@ -69,8 +71,8 @@ impl<'a> Beginnings<'a> {
         })
     }
 
-    /// See [`Self::why_beginning_waits`]. As of any checkpoint, what nothing was added to for long is taken as it is, and sooner where a
-    /// flush waits.
+    /// See [`Self::why_beginning_waits`]. As with any checkpoint, a directory to which nothing was added for long is taken as it is; if a
+    /// flush waits, that time is shorter.
     fn why_undecided(
         self,
         begun: &Begun,
@@ -93,8 +95,7 @@ impl<'a> Beginnings<'a> {
         }
     }
 
-    /// Whether it is decided within moments what becomes of what the dead began, and while the daemon ends also of what those who live
-    /// did.
+    /// Whether a decision about a directory comes within moments: its maker is dead, or the daemon ends.
     pub(crate) fn decides_about_begun(self, now: Instant) -> bool {
         self.engine.visibility.made.iter().any(|(node, begun)| {
             let Some(found) = self.begun_at(*node) else { return false };
@@ -103,7 +104,7 @@ impl<'a> Beginnings<'a> {
         })
     }
 
-    /// Whether a program that lives began a save less than `gap_ns` ago, and wrote nothing into it yet that counts.
+    /// Whether a living program began a save less than `gap_ns` ago, and has written nothing into it that counts.
     pub(crate) fn is_anything_begun(self, gap_ns: i64) -> bool {
         let now_ns = self.engine.shared.now_ns();
         self.engine.visibility.made.iter().any(|(node, Begun { made, .. })| {
@@ -119,7 +120,7 @@ impl<'a> Beginnings<'a> {
         self.engine.shared.namespace.unwritten(directory, |path| rules.is_temporary(path), Rules::is_foreword)
     }
 
-    /// The same of a directory with the name of a checkpoint.
+    /// Does the same, for directories with the name of a checkpoint only.
     fn begun_at(self, directory: NodeId) -> Option<tidemark_namespace::Unwritten> {
         let is_named = |found: &tidemark_namespace::Unwritten| {
             self.engine.ledger.rules().named_by_directory(&found.directories[0])
@@ -129,7 +130,7 @@ impl<'a> Beginnings<'a> {
 }
 
 impl Engine {
-    /// Looks what has become of who made them.
+    /// Removes or hides directories without written files whose makers failed.
     pub(crate) fn drop_unwritten(&mut self, now: Instant) {
         let nodes: Vec<u64> = self.visibility.made.keys().copied().collect();
         for node in nodes {
@@ -141,19 +142,19 @@ impl Engine {
             if self.never_shields() || rests {
                 continue;
             }
-            // One that gets such a name later is still remembered then.
+            // A directory that gets such a name later is still remembered then.
             let Some(id) = self.ledger.rules().named_by_directory(&found.directories[0]) else { continue };
             let Made { maker, at_ns, .. } = self.visibility.made[&node].made.clone();
             let lives = is_alive(&self.shared.namespace, &maker);
             let begun = self.visibility.made.get_mut(&node).expect("it was there a moment ago");
             begun.dead_since = if lives { None } else { begun.dead_since.or(Some(now)) };
             if found.open {
-                // The kernel closes what a dead one had open within moments.
+                // The kernel closes the files of a dead process within moments.
                 continue;
             }
             let actor = self.sessions().actor(&maker, &id.run);
             if actor == Actor::Ended {
-                // Its parent asks within moments, and a job may be started again in a second.
+                // The parent collects its exit status within moments, and a job may be restarted within a second.
                 continue;
             }
             let session = || self.sessions().session_of(&id.run, &[&maker], at_ns);
@@ -162,14 +163,14 @@ impl Engine {
                 Unwritten::Waits { process } => {
                     self.visibility.timetable.ask_again(Subject::Unwritten(node), now, process);
                 }
-                // Another may have written into it, and lives.
+                // Another process, which lives, may have written into it.
                 Unwritten::Goes { .. } if self.had_not_heard(is_of_run(&id.run)) => {}
                 Unwritten::Goes { .. } if found.forewords > 0 && !self.fallbacks().has_another(&id) => {
-                    // One may be about to settle.
+                    // Another checkpoint may be about to settle.
                     self.visibility.timetable.ask_again(Subject::Unwritten(node), now, None);
                 }
                 Unwritten::Goes { why } => {
-                    // A file in flight may be all that there is of something: it stays to be looked at.
+                    // A file in flight may hold the only bytes of something: it stays below `.tidemark/torn`.
                     let gone = if found.temporaries + found.forewords == 0 {
                         self.shared.withdraw(&[], &found.directories).map(drop)
                     } else {
@@ -195,7 +196,7 @@ impl Engine {
 
     fn unwritten_ends(&mut self, node: NodeId) {
         self.visibility.forget_made(node);
-        // A flush that waited for it waits for the tree without it, or with it.
+        // A flush that waited for the decision now waits until Tier-3 has the tree as decided.
         self.tree.tells_more(&mut self.ledger);
     }
 }
