@@ -1,6 +1,6 @@
-//! Names from Tier-3 in the tree, before their bytes are there.
+//! Puts names from Tier-3 into the tree, before their bytes are there.
 //!
-//! Owns: what a document's entry becomes in the namespace. Does not own: which of them the tree shows (`recover`).
+//! Owns: the conversion of a document's entries into namespace entries. Does not own: which entries the tree shows (`recover`).
 
 use crate::node::Shared;
 use std::collections::BTreeMap;
@@ -13,20 +13,20 @@ use tidemark_protocol::manifest::{Attributes, Directory, ManifestFile};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::record::Record;
 
-/// What a symlink always shows on Linux.
+/// Mode that a symlink always shows on Linux.
 pub(super) const SYMLINK_MODE: u32 = 0o777;
 
-/// A file that is in Tier-3 may be given up in memory; the daemon before may have died before it wrote that down.
+/// Records that a file is in Tier-3, so that memory may drop it. The daemon before may have died before it recorded that.
 pub(super) fn note(shared: &Shared, file: &ManifestFile) {
-    // Another version's copy of the same bytes is as good, and may be the one that stays.
+    // Another version's copy of the same bytes is as good, and may outlast this one.
     if shared.namespace.has_object(file.file, file.seal) {
         return;
     }
-    // False where the file is gone or has other bytes by now.
+    // False if the file is gone or has other bytes by now.
     let _ = shared.namespace.note_object(file.file, file.seal, ObjectCopy::of(file));
 }
 
-/// Whether the name is in the tree now.
+/// Puts one entry into the tree. Returns whether the name is in the tree now.
 fn adopt(shared: &Shared, entry: &AdoptEntry) -> bool {
     is_there(&entry.path, shared.namespace.adopt(entry))
 }
@@ -40,19 +40,19 @@ fn is_there(path: &[u8], adopted: Result<NodeId, FsError>) -> bool {
             tracing::debug!(%path, "adopted already");
             return true;
         }
-        // Somebody reads what was torn under this name; the shield comes back to it.
+        // A program reads a torn file under this name; `visibility` tries again.
         Err(FsError::Busy) => tracing::debug!(%path, "not adopted while it is open"),
         Err(error) => tracing::error!(%path, ?error, "a name from Tier-3 cannot be in the tree"),
     }
     false
 }
 
-/// Takes names from documents into the tree.
+/// Puts names from documents into the tree.
 pub(crate) struct Adopter<'a> {
     pub(super) shared: &'a Shared,
-    /// More was done to names than the documents tell.
+    /// Whether names changed in ways that the documents do not record.
     is_carrying: bool,
-    /// The files of the documents then: a further name may be the first that is left of one.
+    /// In that case, the files of the documents: a further name may be the first that is left of a file.
     files: BTreeMap<Vec<u8>, AdoptEntry>,
 }
 
@@ -61,7 +61,7 @@ impl<'a> Adopter<'a> {
         Self { shared, is_carrying: shared.namespace.is_carrying(), files: BTreeMap::new() }
     }
 
-    /// Whether the name is in the tree now, or was taken away since.
+    /// Puts an entry into the tree. Returns whether its name is there now, or was removed since.
     pub(super) fn adopt(&mut self, mut entry: AdoptEntry) -> bool {
         if !self.is_carrying {
             return adopt(self.shared, &entry);
@@ -94,7 +94,7 @@ impl<'a> Adopter<'a> {
         }
     }
 
-    /// Makes a directory that a manifest lists, or gives it its attributes.
+    /// Makes a directory that a manifest lists, or sets its attributes.
     pub(crate) fn adopt_directory(&mut self, directory: &Directory) {
         self.adopt(entry(&directory.path, AdoptKind::Directory, &directory.attributes));
     }
@@ -105,13 +105,13 @@ impl<'a> Adopter<'a> {
         names.iter().all(|path| self.shared.namespace.node_at(path).is_some())
     }
 
-    /// All are in the tree.
+    /// Ends the adoption: all entries are in the tree.
     pub(super) fn end(self) {
         self.shared.namespace.end_carrying();
     }
 }
 
-/// Puts a loose file into the tree, as a cold file that may give way once it is not cold any more.
+/// Puts a loose file into the tree, as a cold file. Once its bytes are in memory, they may be evicted.
 pub(crate) fn adopt_loose(shared: &Shared, sidecar: &LooseSidecar) {
     adopt(shared, &entry(&sidecar.file.path, file_kind(&sidecar.file), &sidecar.file.attributes));
     shared.namespace.set_reclaim(sidecar.file.file, tidemark_namespace::ReclaimClass::Loose);
@@ -148,13 +148,13 @@ pub(super) fn link_entry(path: &RelPath, to: &RelPath) -> AdoptEntry {
     entry(path, AdoptKind::HardLink { to: to.as_bytes().to_vec(), file: None }, &Attributes::default())
 }
 
-/// Chunks of all placeholders of a version, so that a damaged record cannot ask for more memory: 8 TiB of files.
+/// Most chunks of all placeholders of a version, 8 TiB of files: a damaged record must not ask for more memory.
 const PLACEHOLDER_CHUNKS_MAX: u64 = 1 << 20;
 
-/// The size of a file of which nobody knows it: an empty one would be opened without asking for its bytes.
+/// Size of a file whose size is unknown. With size 0, an open would succeed without asking for the bytes.
 pub(super) const UNKNOWN_BYTES: u64 = 1;
 
-/// The name of a file of which nothing is known: an open finds no copy.
+/// Returns the entry of a file of which only the name is known: an open finds no copy.
 pub(super) fn placeholder(
     path: &RelPath,
     (file, seal): (FileId, SealNumber),
@@ -164,7 +164,7 @@ pub(super) fn placeholder(
     entry(path, AdoptKind::File { file, seal, size_bytes, crc, chunks, object: None }, attributes)
 }
 
-/// The names of a version that cannot be read, with their sizes: an open finds no copy.
+/// Returns the entries of a version that cannot be read, with their sizes: an open finds no copy.
 pub(super) fn placeholders(record: &Record) -> impl Iterator<Item = AdoptEntry> {
     let mut left = PLACEHOLDER_CHUNKS_MAX;
     let mtime_ns = record.completed_at_ns;
@@ -172,7 +172,7 @@ pub(super) fn placeholders(record: &Record) -> impl Iterator<Item = AdoptEntry> 
         let chunks = chunk_count(file.size_bytes);
         let size_bytes = if chunks <= left { file.size_bytes } else { UNKNOWN_BYTES };
         left = left.saturating_sub(chunks);
-        // Nothing is ever compared with these: no copy is asked.
+        // Nothing is ever compared with these checksums, because there is no copy to read.
         let chunks = (0..chunk_count(size_bytes)).map(|_| Crc64(0)).collect();
         let kind = AdoptKind::File {
             file: file.file,

@@ -1,6 +1,6 @@
-//! Moves versions towards their marker: tells the rules what happened, and does what they say.
+//! Moves versions towards their marker: passes events to the rules, and carries out their commands.
 //!
-//! Owns: which attempts run, who waits for what, what a commit tells the namespace. Does not own: which step follows
+//! Owns: which attempts run, the waits between them, what a commit changes in the namespace. Does not own: which step follows
 //! which (`protocol::checkpoint`), the order of versions (`protocol::lineage`), the jobs' bodies (`jobs`).
 
 use crate::node::away::Cause;
@@ -26,11 +26,11 @@ use tidemark_protocol::record::RecordFile;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::residency::{ReclaimClass, reclaim_class};
 
-/// Attempts on their way at once: one uploads while the other writes its markers.
+/// Attempts in flight at once: one uploads while the other writes its markers.
 pub const ATTEMPTS_IN_FLIGHT_MAX: usize = 2;
 
-/// So often an attempt is tried that finds no document where one should be: for some seconds, in which a proxy may ask for a password, or a
-/// store be replaced. Then its number counts as used, as others may have written there: the next one is another key.
+/// Tries, over some seconds, of an attempt that reads something that is no document, for example because a proxy asks for a password or
+/// the store is replaced. Then the version number counts as used, as others may have written there: the next version has another key.
 const NO_DOCUMENT_TRIES: u32 = 6;
 
 impl Engine {
@@ -67,7 +67,7 @@ impl Engine {
         self.give_turns();
     }
 
-    /// Takes an event of a version, and does what follows.
+    /// Passes an event of a version to the rules, and carries out their commands.
     pub(crate) fn happens(&mut self, id: &CheckpointId, number: Number, event: CheckpointEvent) {
         let mut todo = Vec::new();
         if let Err(illegal) = self.ledger.version_mut(id, number).checkpoint.step(event, &mut todo) {
@@ -99,7 +99,7 @@ impl Engine {
                 }
                 CheckpointCommand::Decide => {
                     let (shared, mut attempt) = (Arc::clone(&self.shared), self.take_attempt(id, number));
-                    // Evidence may have come after the record was written; the manifest says the one that counted.
+                    // Evidence may have come after the record was written; the manifest names the evidence that counted.
                     let (evidence, detail) = self.books().version(id, number).checkpoint.evidence();
                     attempt.raise(evidence, detail);
                     self.jobs.spawn(jobs::decide(shared, id.clone(), number, attempt));
@@ -119,7 +119,7 @@ impl Engine {
         }
     }
 
-    /// Begins attempts while there is a place.
+    /// Begins queued attempts while fewer than [`ATTEMPTS_IN_FLIGHT_MAX`] run.
     pub(crate) fn give_turns(&mut self) {
         while self.backlog.in_flight < ATTEMPTS_IN_FLIGHT_MAX && self.may_write() {
             let Some((id, number)) = self.backlog.queue.pop_front() else { return };
@@ -144,7 +144,7 @@ impl Engine {
             Ok(()) => {
                 self.tier3_away.ended(&Cause::Version(id.clone(), number));
                 if !self.books().version(id, number).checkpoint.is_proven() {
-                    // It rests there.
+                    // An unproven version rests there.
                     self.nothing_in_the_way(id);
                 }
                 self.shared.metrics.prepare_versions.inc();
@@ -171,7 +171,7 @@ impl Engine {
                 let epoch = self.shared.drain.epoch();
                 self.ledger.version_mut(id, number).committed = Some((Arc::new(*manifest), epoch));
                 self.happens(id, number, CheckpointEvent::Committed);
-                // Before what is torn under the name goes, and with it the names of this one.
+                // Before torn files under the name are dropped: hidden names of this version would go with them.
                 self.serve_arrival(id);
                 self.drop_torn(id);
             }
@@ -190,7 +190,7 @@ impl Engine {
             (_, CommitError::Lost { .. } | CommitError::Taken { .. }) => {
                 (EventLevel::Warn, CheckpointEvent::DecidedOtherwise { why: why.clone() })
             }
-            // Nobody decided that: something else may have answered than the store. What stays there has used the number.
+            // This decides nothing yet: something other than the store may have answered. Content that stays there has used the number.
             (_, error) if error.is_no_document() => {
                 let now = Instant::now();
                 self.tier3_away.failed(Cause::InTheWay(id.clone()), now, why.clone());
@@ -201,7 +201,7 @@ impl Engine {
                 let otherwise = CheckpointEvent::DecidedOtherwise { why: why.clone() };
                 (EventLevel::Warn, if stays { otherwise } else { CheckpointEvent::Interrupted })
             }
-            // Its files are gone, and so is nobody's fault.
+            // Its files were removed, which is no error.
             (_, CommitError::Upload(UploadError::Removed { .. })) => {
                 (EventLevel::Warn, CheckpointEvent::Spoiled { why: why.clone() })
             }
@@ -225,7 +225,7 @@ impl Engine {
             CheckpointEvent::DecidedOtherwise { .. } => {
                 self.stands_in_the_way(id, why.clone(), Instant::now());
             }
-            // Nobody tries it again.
+            // A spoiled version is not tried again.
             CheckpointEvent::Spoiled { .. } => self.nothing_in_the_way(id),
             _ => {}
         }
@@ -234,7 +234,7 @@ impl Engine {
         self.happens(id, number, event);
     }
 
-    /// Content of others stood where a version was to be written. The next one waits longer each time that is so in a row.
+    /// Records that content of others stood where a version was to be written. Each time in a row, the next version waits longer.
     fn stands_in_the_way(&mut self, id: &CheckpointId, why: String, now: Instant) {
         let book = self.ledger.books.get_mut(id).expect("a version is of a book, and books stay");
         book.in_the_way.came(now, why.clone());
@@ -243,13 +243,13 @@ impl Engine {
         }
     }
 
-    /// A version is in Tier-3, or none is tried any more.
+    /// Ends that wait: a version is in Tier-3, or none is tried any more.
     fn nothing_in_the_way(&mut self, id: &CheckpointId) {
         self.ledger.books.get_mut(id).expect("a version is of a book, and books stay").in_the_way.ended();
         self.tier3_away.ended(&Cause::InTheWay(id.clone()));
     }
 
-    /// Whether the next version of a checkpoint waits for what stood in the way of the last one.
+    /// Whether the next version of a checkpoint waits because content of others stood in the way of the last one.
     pub(crate) fn is_held_up(&self, id: &CheckpointId, now: Instant) -> bool {
         self.ledger.books[id].in_the_way.waits(self.flushes.retry_longest(), now)
     }
@@ -261,7 +261,7 @@ impl Engine {
         self.backlog.paused.insert((Instant::now() + pause, id.clone(), number));
     }
 
-    /// Ends the pauses that are over. Costs what it ends.
+    /// Ends the pauses that are over. Costs the number of pauses that end.
     pub(crate) fn end_pauses(&mut self, now: Instant) {
         while self.backlog.paused.first().is_some_and(|(until, ..)| *until <= now) {
             let Some((_, id, number)) = self.backlog.paused.pop_first() else { return };
@@ -269,7 +269,7 @@ impl Engine {
         }
     }
 
-    /// A version is committed: its objects are noted, older attempts are overtaken, host copies may give way.
+    /// Applies a commit: records its objects, ends older attempts, and lets host copies be evicted.
     fn publish(&mut self, id: &CheckpointId, number: Number) {
         let Some(manifest) = self.books().version(id, number).manifest().map(Arc::clone) else { return };
         self.shared.metrics.commit_versions.inc();
@@ -296,7 +296,7 @@ impl Engine {
         self.tree.tells_more(&mut self.ledger);
     }
 
-    /// A committed version was given up: its number is used, and nothing else of it is left.
+    /// Forgets a committed version that was retired. Only its number stays used.
     pub(crate) fn forget_version(&mut self, id: &CheckpointId, number: Number, why: &str) {
         self.happens(id, number, CheckpointEvent::GivenUp { why: why.to_owned() });
         let version = self.ledger.version_mut(id, number);
@@ -309,7 +309,7 @@ impl Engine {
         self.classify_run(&id.run);
     }
 
-    /// Tells the older versions of the same checkpoint that may still be committed.
+    /// Passes an event to the older versions of the same checkpoint that may still be committed.
     fn tell_older(&mut self, id: &CheckpointId, newer: Number, event: &CheckpointEvent) {
         let older = self.ledger.books[id].versions.range(..newer);
         let alive = older.filter(|(_, version)| version.checkpoint.is_alive());
@@ -318,13 +318,13 @@ impl Engine {
         }
     }
 
-    /// Says which host copies of a run may give way, and in which order.
+    /// Sets which host copies of a run may be evicted, and in which order.
     pub(crate) fn classify_run(&self, run: &RunPath) {
         let newest = self.books().watermark(run);
         let watermark = newest.map(|version| &version.record().version);
         let mut classes: BTreeMap<FileId, ReclaimClass> = BTreeMap::new();
         for book in self.ledger.books.values().filter(|book| book.id.run == *run) {
-            // What older versions of the same checkpoint list has no name any more, or is in the newest too.
+            // Files that older versions of the same checkpoint list have no name any more, or are in the newest, too.
             let Some((_, version)) = book.committed() else { continue };
             let class = reclaim_class(&version.record().version, watermark);
             for file in version.manifest().iter().flat_map(|manifest| &manifest.files) {

@@ -1,7 +1,7 @@
 //! Reports for people: what the loop knows, in the shapes of `protocol::report`.
 //!
 //! Owns: the requests, and the helpers that several reports share. Does not own: the shapes (protocol), the rows (`inventory`, `show`,
-//! `recovery`), what only the daemon knows (mount, addresses).
+//! `recovery`), facts that only the daemon has (mount, addresses).
 
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
@@ -20,13 +20,13 @@ use tidemark_protocol::report::{
     RunStatus, TierStatus, Untold, path_text,
 };
 
-/// Who answers.
+/// Name of the node that answers.
 #[derive(Debug, Clone)]
 pub struct Identity {
     pub node: String,
 }
 
-/// What `status` needs from the loop.
+/// The loop's part of `status`.
 #[derive(Debug)]
 pub struct Standing {
     pub problems: Vec<Problem>,
@@ -34,9 +34,9 @@ pub struct Standing {
     pub runs: Vec<RunStatus>,
     /// Files whose bytes are in this node's memory and not in Tier-3.
     pub unsaved: CopyCount,
-    /// Of those, files that are not sealed yet.
+    /// Files among `unsaved` that are not sealed yet.
     pub unsealed: CopyCount,
-    /// Changes of the tree that Tier-3 was not told of.
+    /// Changes of the tree that were not written to Tier-3 yet.
     pub untold: Option<Untold>,
 }
 
@@ -45,9 +45,9 @@ pub struct Standing {
 pub(crate) struct Listed {
     pub(crate) target: Target,
     pub(crate) checkpoint: Option<Vec<u8>>,
-    /// What an earlier look found, where the host copy was given up for it, or no copy is good.
+    /// Fault that an earlier check found, if the host copy was dropped for it or no copy is good.
     pub(crate) bad: Option<String>,
-    /// Keys of objects that an earlier look found bad.
+    /// Keys of objects that an earlier check found bad.
     pub(crate) suspects: BTreeSet<String>,
 }
 
@@ -59,7 +59,7 @@ impl std::ops::Deref for Listed {
     }
 }
 
-/// Why nothing can be done with a checkpoint whose commit cannot be read.
+/// Returns the error for a checkpoint whose commit cannot be read.
 pub(crate) fn unreadable(path: &str, why: &str) -> ApiError {
     let what = format!("Tier-3 does not say any more what was committed of {path}: {why}");
     ApiError::new(
@@ -69,7 +69,7 @@ pub(crate) fn unreadable(path: &str, why: &str) -> ApiError {
     )
 }
 
-/// Names a version without saying anything about it.
+/// Returns a reference to a version: its names and numbers, without its state.
 pub(crate) fn checkpoint_ref(version: &checkpoint::Checkpoint) -> CheckpointRef {
     let VersionId { run, directory, timeline, version: number } = &version.record().version;
     let path = path_text(&checkpoint_path(run, directory));
@@ -77,7 +77,7 @@ pub(crate) fn checkpoint_ref(version: &checkpoint::Checkpoint) -> CheckpointRef 
 }
 
 impl Node {
-    /// Rows of `ls`, in order of run, timeline, step and path, the newest version of each first.
+    /// Returns the rows of `ls`, in order of run, timeline, step and path, the newest version of each first.
     pub async fn list(&self, place: Vec<u8>, all: bool) -> Option<Vec<Checkpoint>> {
         self.ask(move |engine| engine.inventory().list(&place, all)).await
     }
@@ -86,7 +86,7 @@ impl Node {
         self.ask(|engine| engine.standings().standing()).await
     }
 
-    /// Takes a person's word that the checkpoint at `path` is whole. `None` inside: there is none.
+    /// Takes a person's word that the checkpoint at `path` is whole. `None` inside: there is no checkpoint.
     pub async fn commit(&self, path: Vec<u8>) -> Option<Option<Commit>> {
         self.ask(move |engine| engine.commit_told(&path)).await
     }
@@ -96,21 +96,21 @@ impl Node {
         self.ask(move |engine| engine.by_path().is_in_tree(&place)).await
     }
 
-    /// Whether a path means anything, also of what only `undelete` brings back.
+    /// Whether a path names anything, including files that only `undelete` brings back.
     pub async fn is_meant(&self, place: Vec<u8>) -> Option<bool> {
         self.ask(move |engine| engine.sessions().is_meant(&place)).await
     }
 
-    /// Whether there is anything at or below this path, in the tree or, of what the job removed, in Tier-3 alone.
+    /// Whether there is anything at or below this path: in the tree, or, if the job removed it, in Tier-3 alone.
     pub async fn is_known(&self, place: Vec<u8>) -> Option<bool> {
         self.ask(move |engine| engine.by_path().is_known(&place)).await
     }
 }
 
-/// What there is to check of a file that the tree does not show.
+/// Returns the verify target of a file that the tree does not show.
 pub(super) fn stored_target(file: &ManifestFile, object: ObjectCopy) -> Target {
     Target {
-        // No node of the tree has this number, and nothing is asked of it: there is no host copy.
+        // No node of the tree has this number. It is not used, because there is no host copy.
         node: 0,
         file: file.file,
         seal: file.seal,
@@ -124,7 +124,7 @@ pub(super) fn stored_target(file: &ManifestFile, object: ObjectCopy) -> Target {
     }
 }
 
-/// A checkpoint that no version stands for, as `ls` shows it.
+/// Returns the `ls` row of a checkpoint that no version stands for.
 pub(crate) fn unfinished_row<'a>(
     candidate: &Candidate,
     (timeline, version): Number,
@@ -136,7 +136,7 @@ pub(crate) fn unfinished_row<'a>(
     let mut seen = BTreeSet::new();
     let (mut all, mut host) = (CopyCount::default(), CopyCount::default());
     for view in files.clone() {
-        // Every name counts as a file, and the bytes of several names of one file once.
+        // Every name counts as a file, but the bytes of one file count once, however many names it has.
         let bytes = if seen.insert(view.file) { size_now(view) } else { 0 };
         all = CopyCount { files: all.files + 1, bytes: all.bytes + bytes };
         if view.host {
@@ -160,7 +160,7 @@ pub(crate) fn unfinished_row<'a>(
     }
 }
 
-/// Whether a file holds the bytes that a version lists. One that was updated in place is the same file with other bytes.
+/// Whether a file holds the bytes that a version lists. A file that was updated in place is the same file with other bytes.
 pub(super) fn is_of(entry: &RecordFile, view: &FileView) -> bool {
     view.file == entry.file && view.sealed() == Some(entry.seal)
 }
@@ -176,9 +176,9 @@ impl Engine {
     fn commit_told(&mut self, path: &[u8]) -> Option<Commit> {
         let id = self.by_path().find_at(path)?.id.clone();
         let book = &self.ledger.books[&id];
-        // Of bytes that are still being written nobody can say that they are whole.
+        // Bytes that are still being written cannot be declared whole.
         let present = self.ledger.present(book);
-        // The word is about what the tree holds, not about a version above or below it.
+        // The word is about the tree's content now, not about a newer or an older version.
         let covering = |book: &Book| {
             present.as_ref().and_then(|present| book.covering(&self.shared, present)).map(|(n, _)| *n)
         };

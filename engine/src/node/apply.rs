@@ -1,7 +1,7 @@
-//! What follows from the end of a job.
+//! Applies the results of ended jobs.
 //!
-//! Owns: who is told of which end. Does not own: what follows from it for files (`file_jobs`), versions of checkpoints (`advance`), loose
-//! files (`loose`).
+//! Owns: the dispatch of each result to its handler. Does not own: the handlers for files (`file_jobs`), versions of checkpoints
+//! (`advance`), loose files (`loose`).
 
 use crate::node::jobs::Done;
 use crate::node::run::Engine;

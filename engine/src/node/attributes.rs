@@ -1,7 +1,7 @@
-//! `user.tidemark.*`: what a program can ask of a name without a command.
+//! `user.tidemark.*`: extended attributes by which a program can ask about a name without a command.
 //!
-//! Owns: the names and what each says. Does not own: the answers of `ls` (`answer`), that they are not listed
-//! (namespace), who waits for them (the daemon).
+//! Owns: the attributes' names and values. Does not own: the answers of `ls` (`answer`), hiding the attributes from lists
+//! (namespace), waiting for an answer (the daemon).
 
 use crate::node::run::{Engine, Node};
 use crate::replicate::Replicator;
@@ -11,7 +11,8 @@ use tidemark_namespace::{FileState, FileView, NodeId};
 const PREFIX: &[u8] = b"user.tidemark.";
 
 impl Node {
-    /// The value of `name` (whole, with its prefix) of a node of the namespace; `None` inside: it has no such one.
+    /// Returns the value of attribute `name` (whole, with its prefix) of a node of the namespace. `None` inside: the node has no such
+    /// attribute.
     pub async fn attribute(&self, node: NodeId, name: Vec<u8>) -> Option<Option<Vec<u8>>> {
         self.ask(move |engine| engine.xattr_answers().attribute(node, &name)).await
     }
@@ -24,7 +25,7 @@ pub(crate) struct XattrAnswers<'a> {
 }
 
 impl<'a> XattrAnswers<'a> {
-    /// Whether another node has the sealed bytes in memory, as far as this one was told.
+    /// Whether another node has the sealed bytes in memory, as far as this node was notified.
     fn is_at_peer(self, view: &FileView) -> bool {
         let FileState::Sealed { seal, .. } = view.state else { return false };
         let acknowledged = |replicator: &Arc<Replicator>| !replicator.holders(view.file, seal).is_empty();

@@ -1,10 +1,10 @@
-//! What Tier-3 does not take, and since when.
+//! Writes that Tier-3 does not take, and since when.
 //!
-//! Owns: the causes, each until the very thing that failed succeeds or is given up. Does not own: retries (`apply`),
-//! what a person is told (`answer`).
+//! Owns: the causes, each until the very operation that failed succeeds or is dropped. Does not own: retries (`apply`),
+//! reports for a person (`answer`).
 //!
-//! A store that is full still takes small things, and one that refuses some keys takes others. If any success ended
-//! the problem it would come and go with each marker, and nobody could say since when it has lasted.
+//! A store that is full still takes small objects, and a store that refuses some keys takes others. If any success ended
+//! the problem, it would come and go with each marker, and its beginning would be lost.
 
 use crate::node::book::Book;
 use crate::node::book::Number;
@@ -14,40 +14,40 @@ use std::time::Instant;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 
-/// One thing that Tier-3 did not take.
+/// An operation that Tier-3 did not take.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cause {
     Version(CheckpointId, Number),
-    /// Content of others stands where the versions of a checkpoint are to be written, whatever number they take.
+    /// Versions of a checkpoint that cannot be written, whatever number they take, because content of others stands there.
     InTheWay(CheckpointId),
     Loose(RelPath),
     /// The tree document.
     Tree,
-    /// A version that is being given up.
+    /// The retirement of a version.
     Retirement,
-    /// The right to write there at all, which a daemon takes that goes on with what lies in memory.
+    /// Taking the right to write to Tier-3 at all, by a daemon that goes on with the files in memory.
     TakingUp,
 }
 
-/// Everything that Tier-3 did not take yet. At most one entry for each version, checkpoint, loose file and the tree.
+/// All operations that Tier-3 did not take yet. At most one entry for each version, checkpoint, loose file and the tree.
 #[derive(Debug, Default)]
 pub(crate) struct Away {
     causes: BTreeMap<Cause, (Instant, String)>,
 }
 
 impl Away {
-    /// It failed, perhaps again: the first time counts, and the last reason.
+    /// Records a failure of `cause`. For repeated failures, the first time and the last reason count.
     pub(crate) fn failed(&mut self, cause: Cause, now: Instant, why: String) {
         let entry = self.causes.entry(cause).or_insert_with(|| (now, String::new()));
         entry.1 = why;
     }
 
-    /// It succeeded, or nobody wants it any more.
+    /// Clears `cause`, because its operation succeeded or was dropped.
     pub(crate) fn ended(&mut self, cause: &Cause) {
         self.causes.remove(cause);
     }
 
-    /// Drops causes of which nothing waits any more.
+    /// Drops causes for which nothing waits any more.
     pub(crate) fn retain(&mut self, waits: impl Fn(&Cause) -> bool) {
         self.causes.retain(|cause, _| waits(cause));
     }
@@ -56,12 +56,12 @@ impl Away {
         !self.causes.is_empty()
     }
 
-    /// Since when, and why: of the cause that has lasted longest.
+    /// Returns since when, and why, the cause has lasted that has lasted longest.
     pub(crate) fn longest(&self) -> Option<(Instant, &str)> {
         self.causes.values().min_by_key(|(since, _)| *since).map(|(since, why)| (*since, why.as_str()))
     }
 
-    /// What was superseded, removed or given up is no reason to say that Tier-3 is away.
+    /// Drops causes whose version or file was superseded, removed or retired: they do not show that Tier-3 is away.
     pub(crate) fn forget_settled(&mut self, ledger: &Ledger) {
         self.retain(|cause| match cause {
             Cause::Version(id, number) => {

@@ -1,6 +1,6 @@
-//! Versions that are not at rest: what waits for what, how much that is, and whether the books agree with it.
+//! Versions that are not at rest: what each waits for, how much lags, and checks of both against the books.
 //!
-//! Owns: the sets that the loop looks at instead of every checkpoint, the lag, the checks between two events. Does not
+//! Owns: the sets that the loop examines instead of every checkpoint, the lag, the checks between two events. Does not
 //! own: what moves a version (`advance`), what must be true (`protocol::invariants`).
 
 use crate::node::book::{BookLookup, Number};
@@ -13,23 +13,23 @@ use tidemark_protocol::invariants;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::CheckpointId;
 
-/// Steps of the loop between two checks of what costs a pass over the books. Only where assertions are on.
+/// Steps of the loop between two checks that cost a pass over the books. Only if assertions are on.
 const STEPS_PER_CHECK: u32 = 16;
 
-/// Versions that are not at rest, by what they wait for: the loop looks only at these.
+/// Versions that are not at rest, by what they wait for: the loop examines only these.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
-    /// Those that wait for a place among those in flight, oldest first.
+    /// Versions that wait for a place in flight, oldest first.
     pub(super) queue: VecDeque<(CheckpointId, Number)>,
     pub(super) in_flight: usize,
-    /// Those whose last try failed, by when the next is.
+    /// Versions whose last try failed, by the time of the next one.
     pub(super) paused: BTreeSet<(Instant, CheckpointId, Number)>,
-    /// Those that are proven and not decided.
+    /// Versions that are proven and not decided.
     pub(super) lagging: BTreeSet<(CheckpointId, Number)>,
     steps: u32,
 }
 
-/// What is complete and not committed yet.
+/// Amount of what is complete and not committed yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Lag {
     pub(crate) versions: u64,
@@ -42,7 +42,7 @@ pub(crate) fn lags(checkpoint: &Checkpoint) -> bool {
 }
 
 impl Backlog {
-    /// What must be true between two events, looked at now and then.
+    /// Checks what must be true between two events, once in [`STEPS_PER_CHECK`] calls. Panics if it is not.
     pub(crate) fn check_invariants(&mut self, ledger: &Ledger) {
         self.steps += 1;
         if self.steps < STEPS_PER_CHECK {
@@ -69,7 +69,7 @@ impl Backlog {
         }
     }
 
-    /// The lag of one run, or of all. Costs what lags.
+    /// Returns the lag of one run, or of all. Costs the number of versions that lag.
     pub(crate) fn lag(&self, ledger: &Ledger, now_ns: i64, run: Option<&RunPath>) -> Lag {
         let mut lag = Lag::default();
         for (id, number) in &self.lagging {

@@ -1,6 +1,6 @@
-//! One checkpoint as this node knows it, over all its versions; and one loose file.
+//! State that this node keeps for one checkpoint, over all its versions, and for one loose file.
 //!
-//! Owns: what the loop keeps for each version and each loose file. Does not own: the states of a version (protocol),
+//! Owns: the loop's entries for each version and each loose file. Does not own: the states of a version (protocol),
 //! what moves it (`decide`, `advance`), the files themselves (the namespace).
 
 use crate::node::Shared;
@@ -34,16 +34,16 @@ pub(crate) type Number = (Timeline, Version);
 pub(crate) struct Book {
     pub(crate) id: CheckpointId,
     pub(crate) scope: Option<RelPath>,
-    /// What the tree holds under this name now.
+    /// Files that the tree holds under this name now.
     pub(crate) candidate: Option<Candidate>,
-    /// What was concluded of it last.
+    /// Last conclusion about the candidate.
     pub(crate) verdict: Option<Verdict>,
-    /// Files in its directory that are no part of it, as far as was concluded last.
+    /// Files in its directory that are no part of it, by the last conclusion.
     pub(crate) apart: BTreeSet<RelPath>,
-    /// Somebody said that it is whole, of these contents.
+    /// Contents of which a person said that they are whole.
     pub(crate) told_of: Option<Contents>,
     pub(crate) versions: BTreeMap<Number, VersionBook>,
-    /// The indices as they were read.
+    /// Indices as they were read.
     pub(crate) indices: BTreeMap<RelPath, ParsedIndex>,
     pub(crate) in_the_way: InTheWay,
 }
@@ -52,26 +52,26 @@ pub(crate) struct Book {
 #[derive(Debug)]
 pub(crate) struct ParsedIndex {
     pub(crate) of: (FileId, SealNumber),
-    /// What it lists; an error was said when it was read.
+    /// Files that it lists; an error was reported when it was read.
     pub(crate) covered: Result<Arc<Covered>, ()>,
 }
 
-/// One version: its standing by the rules, and what the loop keeps to move it.
+/// A version: its state by the rules, and what the loop keeps to move it.
 #[derive(Debug)]
 pub(crate) struct VersionBook {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) contents: Contents,
     pub(crate) previous: Option<VersionRef>,
-    /// What was done so far, and the pins of what is left. A running job has it.
+    /// Progress so far, and the pins of the files that are left. None while a running job has it.
     pub(crate) attempt: Option<Box<Attempt>>,
     /// Why the last try failed, until the next.
     pub(crate) trouble: Option<String>,
-    /// What its marker names, and in which epoch.
+    /// Manifest that its marker names, and the epoch.
     pub(crate) committed: Option<(Arc<Manifest>, Epoch)>,
 }
 
 impl VersionBook {
-    /// A version for which nothing has to be kept.
+    /// Returns a version for which nothing else has to be kept.
     pub(crate) fn new(checkpoint: Checkpoint, contents: Contents) -> Self {
         Self { checkpoint, contents, previous: None, attempt: None, trouble: None, committed: None }
     }
@@ -80,7 +80,7 @@ impl VersionBook {
         self.checkpoint.record()
     }
 
-    /// What its files made in the tree. Costs some patterns for each of them.
+    /// Returns the checkpoint that its files formed in the tree. Costs some patterns for each file.
     pub(crate) fn candidate(&self, rules: &Rules, id: &CheckpointId) -> Option<Candidate> {
         rules.group(self.contents.keys()).candidates.into_iter().find(|candidate| candidate.id == *id)
     }
@@ -89,11 +89,11 @@ impl VersionBook {
         self.committed.as_ref().map(|(manifest, _)| manifest)
     }
 
-    /// The bytes that have to leave before it is prepared.
+    /// Returns the bytes that must be uploaded before it is prepared.
     pub(crate) fn bytes_left(&self) -> u64 {
         match &self.attempt {
             Some(attempt) => attempt.bytes_left(),
-            // A job has the attempt, and does not say how far it is.
+            // A job has the attempt, and does not report its progress.
             None if self.checkpoint.is_prepared() => 0,
             None => self.record().size_bytes(),
         }
@@ -126,18 +126,18 @@ impl Book {
         self.candidate = candidate;
     }
 
-    /// The newest version that is, or may become, committed.
+    /// Returns the newest version that is, or may become, committed.
     pub(crate) fn newest(&self) -> Option<(&Number, &VersionBook)> {
         self.standing().next()
     }
 
-    /// The same, but for a version that only keeps what there is of a save that was cut, or what lay beside one that is committed.
+    /// Like [`Self::newest`], but skips a version that only keeps a part of a cut save, or files beside a committed version.
     pub(crate) fn newest_save(&self) -> Option<(&Number, &VersionBook)> {
         self.standing()
             .find(|(number, version)| !version.record().partial && !self.keeps_beside(**number, version))
     }
 
-    /// Whether a version holds all of the committed one before it, and more of which nothing says that it is whole.
+    /// Whether a version holds all of the committed one before it, and more files that nothing proves to be whole.
     fn keeps_beside(&self, number: Number, version: &VersionBook) -> bool {
         let proven = version.checkpoint.is_proven() || version.checkpoint.is_committed();
         let adds = |whole: &VersionBook| {
@@ -146,21 +146,21 @@ impl Book {
         !proven && self.committed().is_some_and(|(at, whole)| *at < number && adds(whole))
     }
 
-    /// Whether the newest committed version holds all of this, and nothing newer stands.
+    /// Whether the newest committed version holds all of `present`, and nothing newer stands.
     pub(crate) fn is_committed_with(&self, shared: &Shared, present: &Contents) -> bool {
         self.committed().is_some_and(|(number, version)| {
             is_covered(present, &version.contents) && !self.is_superseded(shared, *number)
         })
     }
 
-    /// The versions that are, or may become, committed, the newest first.
+    /// Returns the versions that are, or may become, committed, the newest first.
     fn standing(&self) -> impl Iterator<Item = (&Number, &VersionBook)> {
         let stands = |checkpoint: &Checkpoint| checkpoint.is_alive() || checkpoint.is_committed();
         self.versions.iter().rev().filter(move |(_, version)| stands(&version.checkpoint))
     }
 
-    /// The newest version that stands or may come to stand, or cannot be read any more, and holds all of `present`; none where a restart
-    /// would show a newer one instead.
+    /// Returns the newest version that holds all of `present` and is committed, may be committed, or cannot be read any more. None if
+    /// a restart would show a newer version instead.
     pub(crate) fn covering(&self, shared: &Shared, present: &Contents) -> Option<(&Number, &VersionBook)> {
         let found = self.versions.iter().rev().find(|(_, version)| {
             let checkpoint = &version.checkpoint;
@@ -171,8 +171,8 @@ impl Book {
         found.filter(|(number, _)| !self.is_superseded(shared, **number))
     }
 
-    /// Whether a newer version stands, or is about to, whose bytes can be had: a file that was renamed back makes a new version of what
-    /// it holds, since a start with empty memory would show the newer one.
+    /// Whether a newer version is committed or about to be, and its bytes can be read. A start with empty memory would show that version.
+    /// So when a file is renamed back, its content becomes a new version.
     pub(crate) fn is_superseded(&self, shared: &Shared, number: Number) -> bool {
         let newer = self.versions.range((Bound::Excluded(number), Bound::Unbounded));
         newer.map(|(_, version)| &version.checkpoint).any(|checkpoint| {
@@ -181,26 +181,26 @@ impl Book {
         })
     }
 
-    /// The newest committed version of this checkpoint.
+    /// Returns the newest committed version of this checkpoint.
     pub(crate) fn committed(&self) -> Option<(&Number, &VersionBook)> {
         self.versions.iter().rev().find(|(_, version)| version.checkpoint.is_committed())
     }
 
-    /// The newest version that was complete in the tree, in Tier-3 already or not: what differs from it was written since.
+    /// Returns the newest version that was complete in the tree, in Tier-3 already or not. Files that differ from it were written since.
     pub(crate) fn newest_whole(&self) -> Option<(&Number, &VersionBook)> {
-        // The bytes of one that was decided against may have been lost with the memory they were in.
+        // The bytes of an aborted version may have been lost with the memory they were in.
         let was_whole = |checkpoint: &Checkpoint| {
             checkpoint.is_committed() || checkpoint.is_proven() && !checkpoint.is_aborted()
         };
         self.versions.iter().rev().find(|(_, version)| was_whole(&version.checkpoint))
     }
 
-    /// The newest version of which Tier-3 does not say any more what was committed.
+    /// Returns the newest version whose commit cannot be read from Tier-3 any more.
     pub(crate) fn unreadable(&self) -> Option<(&Number, &VersionBook)> {
         self.versions.iter().rev().find(|(_, version)| version.checkpoint.why_unreadable().is_some())
     }
 
-    /// Whether a version of it is on its way, or waits because of what stood in the way of the last one.
+    /// Whether a version of it is on its way, or waits because content of others stood in the way of the last one.
     pub(crate) fn is_tried(&self) -> bool {
         let moves = |checkpoint: &Checkpoint| {
             checkpoint.is_alive() && (checkpoint.is_proven() || !checkpoint.is_prepared())
@@ -208,7 +208,7 @@ impl Book {
         self.checkpoints().any(moves) || self.in_the_way.why().is_some()
     }
 
-    /// The number the next version takes: above every number ever used, decided or not.
+    /// Returns the number that the next version takes: above every number ever used, decided or not.
     pub(crate) fn next_number(&self) -> Number {
         let last = self.versions.keys().next_back();
         last.map_or((Timeline(0), Version(1)), |(timeline, version)| (*timeline, version.next()))
@@ -223,12 +223,12 @@ impl Book {
         }
     }
 
-    /// The versions as the rules see them.
+    /// Returns the versions as the rules see them.
     pub(crate) fn checkpoints(&self) -> impl Iterator<Item = &Checkpoint> + Clone {
         self.versions.values().map(|version| &version.checkpoint)
     }
 
-    /// What a person said of exactly what the tree holds now. A word about other bytes counts for nothing.
+    /// Returns a person's word about exactly the content that the tree holds now. A word about other bytes counts for nothing.
     pub(crate) fn told(&self, ledger: &Ledger) -> Told {
         let Some(told_of) = &self.told_of else { return Told::No };
         if ledger.present(self).as_ref() == Some(told_of) { Told::Commit } else { Told::No }
@@ -245,40 +245,40 @@ impl Book {
         self.versions.values().any(|version| version.checkpoint.is_prepared())
     }
 
-    /// What is there is committed as it stands, and only a change of it could make another version.
+    /// Whether the content is committed as it stands, so that only a change of it could make another version.
     pub(crate) fn is_at_rest(&self) -> bool {
         let whole = matches!(self.verdict, None | Some(Verdict::Complete { .. }));
         whole && self.newest().is_some_and(|(_, version)| version.checkpoint.is_committed())
     }
 
-    /// It can never be complete as it is: torn, or broken.
+    /// Whether it can never be complete as it is: torn, or broken.
     pub(crate) fn is_torn(&self) -> bool {
         self.verdict.as_ref().is_some_and(is_damage)
     }
 
-    /// Files are missing, and nobody is left to bring them.
+    /// Whether files are missing, and no process is left to bring them.
     pub(crate) fn is_kept_without_proof(&self) -> bool {
         matches!(self.verdict, Some(Verdict::Incomplete { kept_at_ns: Some(_), .. }))
     }
 
-    /// The newest version of which it is known what it held, where nothing of it is in the tree any more.
+    /// Returns the newest version whose contents are known, if the tree has nothing of the checkpoint any more.
     pub(crate) fn removed(&self) -> Option<&VersionBook> {
         let held = || self.versions.values().rev().find(|version| !version.contents.is_empty());
         if self.candidate.is_none() { held() } else { None }
     }
 
-    /// Where the checkpoint is on the mount, relative to it.
+    /// Returns the checkpoint's path, relative to the mount.
     pub(crate) fn path(&self) -> Vec<u8> {
         tidemark_protocol::key::checkpoint_path(&self.id.run, &self.id.directory)
     }
 }
 
-/// Whether a verdict says that it can never be complete.
+/// Whether a verdict says that the checkpoint can never be complete.
 pub(crate) fn is_damage(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Torn { .. } | Verdict::Broken { .. })
 }
 
-/// How another marker names a version.
+/// Returns the reference by which another marker names a version.
 pub(crate) fn reference(checkpoint: &Checkpoint) -> VersionRef {
     let VersionId { directory, timeline, version, .. } = checkpoint.record().version.clone();
     VersionRef { directory, timeline, version, step: checkpoint.record().step }
@@ -290,38 +290,38 @@ pub(crate) struct LooseBook {
     pub(crate) stage: LooseStage,
     /// The newest generation that was begun.
     pub(crate) generation: Option<Generation>,
-    /// What that generation holds.
+    /// Bytes that this generation holds.
     pub(crate) of: Option<(FileId, SealNumber)>,
     /// The newest generation whose sidecar was read or written.
     pub(crate) described: Option<Generation>,
-    /// The newest generation that its writers had closed, as far as this daemon knows.
+    /// The newest generation that all writers had closed, as far as this daemon knows.
     pub(crate) closed: Option<Generation>,
     /// Since when Tier-3 is known to lack some of its bytes.
     pub(crate) lacking: Option<Instant>,
     /// The last time its bytes were read although somebody might write them.
     pub(crate) read: Option<Read>,
-    /// What the last upload took.
+    /// Duration of the last upload.
     pub(crate) took: Duration,
-    /// What Tier-3 has of the last generation that arrived, where the next may share some of it.
+    /// Objects of the last generation that arrived in Tier-3, if the next one may share some of them.
     pub(crate) stored: Option<Arc<LooseStored>>,
-    /// What its sidecar says of the newest generation besides the bytes.
+    /// Attributes in the sidecar of the newest generation.
     pub(crate) attributes: Attributes,
-    /// It could not be brought into the tree at the start: that its name is not there does not mean that somebody removed it.
+    /// Whether the start could not put it into the tree: its name is missing, but was not removed.
     pub(crate) unshown: bool,
 }
 
-/// Bytes that were read while they might change.
+/// A read of bytes that might change meanwhile.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Read {
     pub(crate) at: Instant,
     pub(crate) node: NodeId,
-    /// How far they reached; none where a write at that very moment would not show.
+    /// How far the bytes reached; none if a write at that very moment would not show.
     pub(crate) reach: Option<Reach>,
-    /// They are in Tier-3.
+    /// Whether the bytes are in Tier-3.
     pub(crate) arrived: bool,
 }
 
-/// How far a loose file is.
+/// Progress of a loose file towards Tier-3.
 #[derive(Debug, Default)]
 pub(crate) enum LooseStage {
     #[default]
@@ -347,20 +347,20 @@ impl<'a> BookLookup<'a> {
         &self.ledger.books[id].versions[&number]
     }
 
-    /// The newest committed version of a run.
+    /// Returns the newest committed version of a run.
     pub(crate) fn watermark(self, run: &RunPath) -> Option<&'a Checkpoint> {
         lineage::watermark(run_of(self.ledger, run))
     }
 
-    /// The committed version of the run that a new one follows.
+    /// Returns the committed version of the run that a new one follows.
     pub(crate) fn previous(self, run: &RunPath) -> Option<VersionRef> {
         self.watermark(run).map(reference)
     }
 
-    /// The run of which `latest` is meant: the named one, or the only one; `None`: nothing of it is committed.
+    /// Returns the run that `latest` refers to: the named run, or the only one. `None`: nothing of it is committed.
     ///
     /// # Errors
-    /// None is named, and several have something committed.
+    /// Fails if no run is named, and several runs have committed checkpoints.
     pub(crate) fn run_of_latest(self, run: Option<&[u8]>) -> Result<Option<&'a RunPath>, ApiError> {
         let mut runs = self.runs_with_commits(run);
         if runs.len() > 1 {
@@ -370,7 +370,7 @@ impl<'a> BookLookup<'a> {
         Ok(runs.pop_first())
     }
 
-    /// The newest committed one of a run, whether the tree shows it or not.
+    /// Returns the newest committed checkpoint of a run, whether the tree shows it or not.
     pub(crate) fn newest_committed_of(self, run: &RunPath) -> Option<&'a Book> {
         let of_run = self.ledger.books.values().filter(|book| book.id.run == *run);
         let committed = of_run.filter_map(|book| Some((book.committed()?.1.record(), book)));
@@ -382,8 +382,8 @@ impl<'a> BookLookup<'a> {
         self.ledger.books.get(&CheckpointId { run, directory })
     }
 
-    /// Runs, or the named one, with a committed checkpoint in the tree; where none has one, those with a committed checkpoint that a job
-    /// removed.
+    /// Returns the runs, or the named one, with a committed checkpoint in the tree. If there are none, returns those with a committed
+    /// checkpoint that a job removed.
     fn runs_with_commits(self, run: Option<&[u8]>) -> BTreeSet<&'a RunPath> {
         let committed = || self.books_of(run).filter(|book| book.committed().is_some());
         let in_tree: BTreeSet<_> =
@@ -391,17 +391,17 @@ impl<'a> BookLookup<'a> {
         if in_tree.is_empty() { committed().map(|book| &book.id.run).collect() } else { in_tree }
     }
 
-    /// The checkpoints with this step, of one run or of all.
+    /// Returns the checkpoints with this step, of one run or of all.
     pub(crate) fn at_step(self, run: Option<&'a [u8]>, step: u64) -> impl Iterator<Item = &'a Book> {
         self.books_of(run).filter(move |book| step_of(book).is_some_and(|found| found.0 == step))
     }
 
-    /// The books of one run, named by its path or as `ls` shows it, or of all.
+    /// Returns the books of one run, named by its path or as `ls` shows it, or of all.
     fn books_of(self, run: Option<&[u8]>) -> impl Iterator<Item = &'a Book> {
         self.ledger.books.values().filter(move |book| run.is_none_or(|run| is_run(&book.id.run, run)))
     }
 
-    /// The number that the next version of a checkpoint has.
+    /// Returns the number that the next version of a checkpoint takes.
     pub(crate) fn next_number(self, id: &CheckpointId) -> Number {
         let book = self.ledger.books.get(id);
         book.map_or_else(|| Book::new(id.clone()).next_number(), Book::next_number)
@@ -430,7 +430,7 @@ impl<'a> BookLookup<'a> {
             .collect()
     }
 
-    /// The newest generation of a path that Tier-3 may have whole; none while nothing of it is known.
+    /// Returns the newest generation of a path that Tier-3 may have whole; none while nothing of it is known.
     pub(crate) fn newest_arrived(self, path: &RelPath) -> Option<Generation> {
         let book = self.ledger.loose.get(path).or_else(|| self.ledger.removed_loose.get(path))?;
         let newest = book.generation?;
@@ -440,7 +440,7 @@ impl<'a> BookLookup<'a> {
         }
     }
 
-    /// The name of a loose file that is not in the tree any more, with the last generation there was.
+    /// Returns the last generation of a loose file that is not in the tree any more.
     pub(crate) fn removed_generation(self, path: &RelPath) -> Option<Generation> {
         self.ledger.removed_loose.get(path)?.generation
     }

@@ -1,6 +1,6 @@
 //! Lookups of checkpoints by path.
 //!
-//! Owns: which checkpoints lie at, below or around a path. Does not own: which one a person means (`select`).
+//! Owns: which checkpoints lie at, below or around a path. Does not own: which of them a person means (`select`).
 
 use crate::node::Shared;
 use crate::node::book::{Book, VersionBook};
@@ -22,13 +22,13 @@ pub(crate) struct ByPath<'a> {
 }
 
 impl<'a> ByPath<'a> {
-    /// The checkpoint at a path, or in which the path lies.
+    /// Returns the checkpoint at a path, or the innermost in which the path lies.
     pub(crate) fn find_at(self, path: &[u8]) -> Option<&'a Book> {
         let books = self.ledger.books.values().filter(|book| self.is_named_by(book, path));
         books.max_by_key(|book| book.path().len())
     }
 
-    /// Whether `path` means this checkpoint: it is its path, or something in it.
+    /// Whether `path` means this checkpoint: its own path, or a path inside it.
     fn is_named_by(self, book: &Book, path: &[u8]) -> bool {
         let top = book.path();
         let run = book.id.run.path().map_or(&b""[..], RelPath::as_bytes);
@@ -41,13 +41,13 @@ impl<'a> ByPath<'a> {
             || above(book, None).iter().any(|(_, version)| is_inside(&top, path, version.contents.keys()))
     }
 
-    /// Whether what is asked about `place` is about this checkpoint: it is at or below the place, or the place lies in it. A file of a
-    /// checkpoint is safe with that, and not before.
+    /// Whether a question about `place` concerns this checkpoint: the checkpoint is at or below the place, or the place lies in it. A file
+    /// of a checkpoint is safe only together with its checkpoint.
     pub(crate) fn is_about(self, place: &[u8], book: &Book) -> bool {
         covers(place, &book.path()) || self.is_named_by(book, place)
     }
 
-    /// The checkpoints that a question about `place` is about. Costs a pass over the books.
+    /// Returns the checkpoints that a question about `place` concerns. Costs a pass over the books.
     pub(crate) fn books_about(self, place: &'a [u8]) -> impl Iterator<Item = &'a Book> {
         self.ledger.books.values().filter(move |book| self.is_about(place, book))
     }
@@ -76,7 +76,7 @@ impl<'a> ByPath<'a> {
         committed.collect()
     }
 
-    /// When the last of a checkpoint's files was closed; never, while one is open.
+    /// Returns when the last of a checkpoint's files was closed, in nanoseconds; `i64::MAX` while one is open.
     pub(crate) fn last_closed_ns(self, book: &Book) -> i64 {
         let files = book.candidate.iter().flat_map(|candidate| self.ledger.files_of(candidate, &book.scope));
         let closed_ns = files.map(|(_, view)| match view.state {

@@ -1,10 +1,10 @@
-//! Under which of a file's names its bytes go to Tier-3.
+//! Carrier of a file: the one of its names under which its bytes go to Tier-3.
 //!
-//! Owns: that choice, for uploads and for the tree document alike; that names are looked at again when it may change. Does not own:
+//! Owns: that choice, for uploads and for the tree document alike; making names due again when it may change. Does not own:
 //! the uploads (`loose`, `decide`), the document (`tree`).
 //!
-//! The other names are hard links in the tree document. A link to a name that nobody uploads would lead nowhere after a restart, and
-//! with it all names of the file would be gone.
+//! The other names are hard links in the tree document. If a link led to a name that is never uploaded, all names of the file would be
+//! gone after a restart.
 
 use super::Ledger;
 use std::collections::HashMap;
@@ -14,8 +14,8 @@ use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
 
 impl Ledger {
-    /// The name that carries a file's bytes: the first that is not temporary, because a checkpoint's version or the file itself is
-    /// uploaded under it; else the first that is no part in flight of a checkpoint. None for what has no name that can be kept.
+    /// Returns the name that carries a file's bytes: the first that is not temporary, because a checkpoint's version or the file itself is
+    /// uploaded under it; else the first loose one, which is no part in flight of a checkpoint; else the first. None if it has no name.
     pub(crate) fn carrier(&self, node: NodeId) -> Option<&RelPath> {
         let names = self.paths_of(node);
         if names.len() < 2 {
@@ -31,8 +31,8 @@ impl Ledger {
         self.carrier(node).is_some_and(|carrier| carrier != path)
     }
 
-    /// Names each file of the tree by the name that carries its bytes, and makes its other names links to that one. What changed since
-    /// the tree was looked at stays as it is. Costs what has several names.
+    /// Names each file of the tree by the name that carries its bytes, and makes its other names links to that one. Files that changed
+    /// since the snapshot stay as they are. Costs the number of files with several names.
     pub(crate) fn name_by_carrier(&self, snapshot: &mut TreeSnapshot) {
         let mut others: HashMap<&[u8], Vec<&[u8]>> = HashMap::new();
         for link in &snapshot.hard_links {
@@ -68,35 +68,35 @@ impl Ledger {
         snapshot.hard_links.sort_unstable_by(|one, other| one.path.cmp(&other.path));
     }
 
-    /// The carrier of the file that has this name, while it is that file.
+    /// Returns the carrier of the file with this name; none if the name means another file by now.
     fn carrier_at(&self, name: &[u8], file: FileId) -> Option<&RelPath> {
         let path = RelPath::new(name).ok()?;
         let view = self.file(&path).filter(|view| view.file == file)?;
         self.carrier(view.node)
     }
 
-    /// The file at `path` may have another carrier now.
+    /// Makes the other names of the file at `path` due, because it may have another carrier now.
     pub(super) fn look_at_other_names(&mut self, path: &RelPath) {
         let Some(node) = self.file(path).map(|view| view.node) else { return };
         let others =
             self.paths_of(node).iter().filter(|name| *name != path && self.loose.contains_key(*name));
         let others: Vec<_> = others.cloned().collect();
-        // The document says of each file which name carries it.
+        // The tree document records which name carries each file.
         self.tree_changed |= !others.is_empty();
         for name in others {
             self.loose_due.insert(name);
         }
     }
 
-    /// A version of the checkpoint is committed: nothing that it needs is in flight any more, and what keeps a temporary name in it is a
-    /// file like others.
+    /// Makes files under temporary names in a committed checkpoint due: the version needs no file in flight any more, so they are files
+    /// like others.
     pub(crate) fn frees_temporaries(&mut self, id: &CheckpointId) {
         let Some(book) = self.books.get(id) else { return };
         let Some(candidate) = book.candidate.as_ref().filter(|found| !found.temporaries.is_empty()) else {
             return;
         };
         for path in leftovers(&self.rules, candidate) {
-            // A save that was torn meanwhile had held it back.
+            // A torn save had held it back until now.
             if self.loose.contains_key(path) {
                 self.loose_due.insert(path.clone());
             }
@@ -104,8 +104,8 @@ impl Ledger {
         self.stale.insert(book.scope.clone());
     }
 
-    /// Whether a torn save of the checkpoint in which it lies left it. It is not sent: the checkpoint is named as torn, and goes out of
-    /// sight with it, or is saved again.
+    /// Whether a torn save of the surrounding checkpoint left this file. Such a file is not uploaded: the checkpoint is reported as torn,
+    /// and is hidden together with the file, or saved again.
     pub(crate) fn is_left_by_torn(&self, path: &RelPath) -> bool {
         self.rules().is_temporary(path)
             && std::iter::successors(path.parent(), RelPath::parent)
@@ -114,7 +114,8 @@ impl Ledger {
     }
 }
 
-/// The files under temporary names in a committed checkpoint. A mark is none: beside the committed bytes it would say of them that they are not whole.
+/// Returns the files under temporary names in a committed checkpoint, except marks: beside committed bytes, a mark would claim that they
+/// are not whole.
 pub(super) fn leftovers<'a>(rules: &'a Rules, candidate: &'a Candidate) -> impl Iterator<Item = &'a RelPath> {
     candidate.temporaries.iter().filter(|path| !rules.is_mark(path))
 }

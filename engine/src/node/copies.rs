@@ -1,26 +1,26 @@
-//! How many names have which copies.
+//! Counts of names by the copies that they have.
 //!
 //! Owns: the counts. Does not own: the names (`ledger`).
 
 use tidemark_namespace::FileView;
 
-/// How many names have which copies, counted as they come and go: `status` is written five times a second.
+/// Counts of names by their copies, updated as names come and go, because `status` is written five times a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct CopyCounts {
     pub(crate) host_files: u64,
     pub(crate) object_files: u64,
     pub(crate) object_bytes: u64,
-    /// Of names whose bytes are here and not in Tier-3.
+    /// Names whose bytes are in this node's memory and not in Tier-3.
     pub(crate) unsaved_files: u64,
     pub(crate) unsaved_bytes: u64,
-    /// Of those, of names whose bytes are not sealed: no other node has a copy.
+    /// Names whose bytes are in this node's memory and not sealed: no other node has a copy.
     pub(crate) unsealed_files: u64,
     pub(crate) unsealed_bytes: u64,
 }
 
 impl CopyCounts {
     fn of(view: &FileView) -> Self {
-        // What was noted of a file that is written again is a copy of other bytes.
+        // If a file is being written again, the noted object holds its former bytes.
         let object = view.object.is_some() && view.sealed().is_some();
         let unsaved = view.host && !object;
         let unsealed = view.host && view.sealed().is_none();

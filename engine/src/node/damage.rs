@@ -1,7 +1,7 @@
-//! Copies that are known to be bad: they count for nothing in what is reported, and what rests on them is not durable.
+//! Copies that are known to be bad: reports do not count them, and files that rest on them are not durable.
 //!
-//! Owns: which copies those are, of a version and of a file; what a flush names for it. Does not own: finding them, writing them again
-//! (`scrub`, `verify`), what is said of each as a problem (`problems`).
+//! Owns: which copies those are, of a version and of a file; the rows that a flush reports for them. Does not own: finding them, writing
+//! them again (`scrub`, `verify`), describing each as a problem (`problems`).
 
 use crate::node::answer::Listed;
 use crate::node::book::VersionBook;
@@ -15,10 +15,10 @@ use tidemark_protocol::key::VersionId;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::report::{CopyCount, Pending, PendingReason, path_text};
 
-/// A flush that waits tried to write it again.
+/// Help for a bad object: a flush that waits already tried to write it again.
 const OBJECT_HELP: &str = "save it again, or mend Tier-3";
 
-/// A flush does not try: it would read all documents.
+/// Help for a bad document: a flush does not try to write it again, because that would read all documents.
 const DOCUMENT_HELP: &str =
     "`ckptctl verify --deep` writes it again where it can; or save it again, or mend Tier-3";
 
@@ -34,19 +34,19 @@ impl Scrub {
     }
 }
 
-/// Copies that are known to be bad, and what depends on them.
+/// Lookups about copies that are known to be bad, and about what depends on them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BadCopies<'a> {
     pub(crate) engine: &'a Engine,
 }
 
 impl<'a> BadCopies<'a> {
-    /// Whether this node's memory is known to hold other bytes than were sealed.
+    /// Whether this node's memory is known to hold bytes other than those that were sealed.
     pub(crate) fn is_bad_host(self, view: &FileView) -> bool {
         view.sealed().is_some_and(|seal| self.engine.scrub.bad.contains_key(&(view.file, seal)))
     }
 
-    /// The files of a version whose object is known to be bad. Costs a pass over its files where any object is.
+    /// Returns the files of a version whose object is known to be bad. Costs a pass over its files if any object is bad.
     pub(crate) fn bad_objects_in(self, version: &VersionBook) -> BTreeSet<FileId> {
         if self.engine.scrub.bad_objects.is_empty() {
             return BTreeSet::new();
@@ -56,7 +56,7 @@ impl<'a> BadCopies<'a> {
         bad.map(|file| file.file).collect()
     }
 
-    /// How many good copies Tier-3 has of a version.
+    /// Counts the good copies that Tier-3 has of a version's files.
     pub(crate) fn object_copies(self, version: &VersionBook) -> CopyCount {
         if !version.checkpoint.is_prepared() {
             return CopyCount::default();
@@ -69,8 +69,8 @@ impl<'a> BadCopies<'a> {
         })
     }
 
-    /// The files at or below `place` with an object that is known to be bad and may be written again. Costs a pass over the files and the
-    /// versions where any object is bad.
+    /// Returns the files at or below `place` with an object that is known to be bad and may be written again. Costs a pass over the files
+    /// and the versions if any object is bad.
     pub(crate) fn known_bad(self, place: &[u8]) -> Vec<Listed> {
         if self.engine.scrub.bad_objects.is_empty() || !self.engine.may_write() {
             return Vec::new();
@@ -80,9 +80,9 @@ impl<'a> BadCopies<'a> {
         objects
     }
 
-    /// Everything at or below `place` that would not outlive this node, because Tier-3 has it no more as it was committed or sent: files
-    /// of the tree without a good object, and of the newest committed version of each checkpoint that was not removed. Costs a pass over both
-    /// where anything is known to be bad.
+    /// Returns a row for everything at or below `place` that would not outlive this node, because its copy in Tier-3 is damaged: files of
+    /// the tree without a good object, and files of each checkpoint's newest committed version that was not removed. Costs a pass over both
+    /// if anything is known to be bad.
     pub(crate) fn damaged(self, place: &[u8]) -> Vec<Pending> {
         let Scrub { bad_objects, unmended, .. } = &self.engine.scrub;
         if bad_objects.is_empty() && unmended.is_empty() {
@@ -104,14 +104,14 @@ impl<'a> BadCopies<'a> {
         });
         let objects = objects.map(|(_, bad)| row(&bad.path, &bad.what, OBJECT_HELP));
         let paths: BTreeSet<_> = stands.iter().map(|(book, _)| path_text(&book.path())).collect();
-        // A sidecar or a tree that is bad is pending by itself until it is sent again.
+        // A bad sidecar or tree document is pending by itself until it is written again.
         let documents = unmended.iter().filter(|(path, _)| paths.contains(path));
         let documents = documents.map(|(path, what)| row(path, what, DOCUMENT_HELP));
         let place = path_text(place);
         objects.chain(documents).filter(|row| covers(place.as_bytes(), row.path.as_bytes())).collect()
     }
 
-    /// Committed versions of a run of which something in Tier-3 is known to be bad. Costs nothing while nothing is.
+    /// Returns the committed versions of a run that have something bad in Tier-3. Costs nothing while nothing is known to be bad.
     pub(crate) fn damaged_versions(self, run: &RunPath) -> BTreeSet<&'a VersionId> {
         let Scrub { bad_objects, unmended, .. } = &self.engine.scrub;
         if bad_objects.is_empty() && unmended.is_empty() {

@@ -1,7 +1,7 @@
-//! What a book should do next.
+//! Decides the next step of a book.
 //!
-//! Owns: the facts a verdict needs, and what follows from it. Does not own: the verdict (protocol), carrying it out
-//! (`run`). Nothing is changed here: a decision is a value.
+//! Owns: the facts a verdict needs, and the action that follows from it. Does not own: the verdict (protocol), carrying the action
+//! out (`run`). Nothing is changed here: a decision is a value.
 
 use crate::node::Shared;
 use crate::node::book::{Book, Number, ParsedIndex, VersionBook};
@@ -28,16 +28,16 @@ use tidemark_protocol::recognise::Candidate;
 use tidemark_protocol::record::{Evidence, Record, RecordFile};
 use tidemark_protocol::visibility::Content;
 
-/// What follows from looking at a book.
+/// Result of examining a book.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) verdict: Option<Verdict>,
     pub(crate) action: Action,
-    /// Time alone may change the outcome: look again.
+    /// Whether time alone may change the outcome, so that the book must be examined again.
     pub(crate) unsettled: bool,
-    /// Indices that were read on the way.
+    /// Indices that were read meanwhile.
     pub(crate) indices: BTreeMap<RelPath, ParsedIndex>,
-    /// Files that are no part of it, open or cut as they are: they stay in the tree, and no record has them.
+    /// Open or cut files that are no part of the checkpoint: they stay in the tree, and no record lists them.
     pub(crate) apart: BTreeSet<RelPath>,
 }
 
@@ -54,11 +54,11 @@ pub(crate) enum Action {
     None,
     /// An index proves the exact size of this cut file: it counts as closed.
     Accept(NodeId),
-    /// These were cut, and nobody will close them: they are sealed as they are, and stay marked.
+    /// Seals these cut files as they are, because no process will close them. The files stay marked as cut.
     SealAsTheyAre(Vec<NodeId>),
     /// A new version contains this file, whose bytes are only in Tier-3.
     Fetch(NodeId),
-    /// The verdict rests on what the bytes of these files say of themselves.
+    /// The verdict needs a judgement of the content of these files.
     Judge(Vec<NodeId>),
     Start(Box<Plan>),
     /// A provisional version has evidence now.
@@ -77,14 +77,14 @@ pub(crate) struct Plan {
     pub(crate) files: Vec<AttemptFile>,
     pub(crate) directories: Vec<Directory>,
     pub(crate) hard_links: Vec<HardLink>,
-    /// What other nodes have of it.
+    /// Files of it that other nodes have.
     pub(crate) shares: Vec<Share>,
 }
 
-/// Indices read in one look; a checkpoint has one or two.
+/// Most indices read in one examination; a checkpoint has one or two.
 const INDICES_MAX: usize = 64;
 
-/// Looks at a book as the tree stands.
+/// Examines a book as the tree stands.
 pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) -> Outcome {
     let Some(candidate) = &book.candidate else { return Outcome::nothing() };
     let mut files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
@@ -108,7 +108,7 @@ fn without(candidate: &Candidate, names: &BTreeSet<RelPath>) -> Candidate {
     left
 }
 
-/// Looks at those files of a book, which are all of the candidate's; `apart` lie beside them.
+/// Examines a book by `files`, which are all files of `candidate`. The files in `apart` lie beside them.
 fn look_at(
     shared: &Shared,
     ledger: &Ledger,
@@ -121,24 +121,24 @@ fn look_at(
     let mut outcome = Outcome::nothing();
     let present = contents(files.iter().copied());
     let covering = present.as_ref().and_then(|present| {
-        // What was kept with what lies apart, as it is, says nothing of the rest.
+        // A version that was kept together with the files apart proves nothing about the rest.
         let with_them = |version: &VersionBook| apart.iter().any(|path| version.contents.contains_key(path));
         let mut versions = book.versions.iter().rev();
         versions.find(|(_, version)| is_covered(present, &version.contents) && !with_them(version))
     });
-    // The version to be proven, and the record that says something of what is there.
+    // The version to be proven, and the record that describes the files.
     let (raise, known) = match covering {
-        // Aborted contents are tried again as the next version, and so is what a name got back.
+        // Aborted contents are tried again as the next version. So are older contents that came back under the name.
         Some((_, version)) if version.checkpoint.is_aborted() => (None, None),
         Some((number, _)) if book.is_superseded(shared, *number) => (None, None),
-        // What is left is committed: removing files from a checkpoint makes no version of it.
+        // The files that are left are committed: removing files from a checkpoint makes no version of it.
         Some((_, version))
             if holds_more_and_is_a_part(version, files.len())
                 && present.as_ref().is_some_and(|present| book.is_committed_with(shared, present)) =>
         {
             return outcome;
         }
-        // What was taken away of a part may be what was wrong with it: what is left is the next version, and no less a part.
+        // The files that were removed from a part may have been its flaw. The rest is the next version, and still counts as a part.
         Some((_, version)) if holds_more_and_is_a_part(version, files.len()) => {
             (None, Some(version.record()))
         }
@@ -164,7 +164,7 @@ fn look_at(
     let file_facts: BTreeMap<_, _> =
         files.iter().map(|(path, view)| ((*path).clone(), fact(path, view))).collect();
     let witnessed = is_witnessed(&file_facts);
-    // What was known to be a part does not become whole because somebody wants everything to be durable.
+    // A known part does not become whole because a flush wants everything to be durable.
     let told = if partial && !witnessed && told == Told::Flush { Told::No } else { told };
     let removed = removed(ledger, book);
     let unjudged: Vec<NodeId> = match shared.settings.content.judge {
@@ -202,7 +202,7 @@ fn look_at(
                     Some(index) => {
                         outcome.indices.insert(path, index);
                     }
-                    // Not sealed yet, or on its way from another node: that makes the book due.
+                    // Not sealed yet, or on its way from another node. When that ends, the book is due again.
                     None => {
                         let found = files.iter().find(|(found, _)| **found == path);
                         wanted =
@@ -222,7 +222,7 @@ fn look_at(
     };
     if !apart.is_empty() {
         files.retain(|(path, _)| !apart.contains(*path));
-        // Nothing of the rest lies apart.
+        // No file of the rest lies apart.
         let mut rest = look_at(shared, ledger, book, &without(candidate, &apart), files, told, &apart);
         rest.indices.append(&mut outcome.indices);
         rest.apart = apart;
@@ -245,7 +245,7 @@ fn look_at(
             start(shared, ledger, book, &files, present, (*evidence, detail.clone()))
         }
         (Verdict::Complete { .. }, None, None) => {
-            // Complete although a file is cut: its size was proved. Others are being sealed.
+            // The checkpoint is complete although a file is cut, because its size was proved. Other files are being sealed.
             let cut = files.iter().find(|(_, view)| view.is_left_cut());
             cut.map_or(Action::None, |(_, view)| Action::Accept(view.node))
         }
@@ -259,7 +259,7 @@ fn look_at(
                 other => other,
             }
         }
-        // A checkpoint that is kept is kept as it is.
+        // A checkpoint that is kept without proof is sealed as it is.
         (_, None, None) if kept.is_some() => Action::SealAsTheyAre(left_cut(shared, ledger, &files)),
         _ => wanted.unwrap_or(Action::None),
     };
@@ -283,33 +283,33 @@ pub(crate) fn settle_ns(shared: &Shared) -> i64 {
     ns
 }
 
-/// Whether nobody asked yet what a file's bytes say of themselves, and nobody writes it.
+/// Whether a file's content was not judged yet, and no process writes the file.
 fn is_unjudged(view: &FileView) -> bool {
     view.host && !view.judged && matches!(view.state, FileState::Cut | FileState::Sealed { .. })
 }
 
-/// Whether a version that nothing proved was known to be a part, or doubted, and holds more than so many files.
+/// Whether an unproven version is a part or doubted, and holds more than `files` files.
 fn holds_more_and_is_a_part(version: &VersionBook, files: usize) -> bool {
     let record = version.record();
     let is_part = (record.partial || record.doubted) && !version.checkpoint.is_proven();
     is_part && version.contents.len() > files
 }
 
-/// Whether what is known now is more than the doubt that was recorded: all bytes are here and were judged, and names prove it or
-/// everything is known of who wrote it.
+/// Whether today's facts outweigh a recorded doubt: all bytes are in memory and were judged, and either names prove the checkpoint
+/// or the end of every writer is known.
 fn is_beyond_doubt(evidence: Evidence, files: &[(&RelPath, &Arc<FileView>)], witnessed: bool) -> bool {
     let named = matches!(evidence, Evidence::Index | Evidence::Marker | Evidence::Count);
     (named || witnessed) && files.iter().all(|(_, view)| view.host && view.judged)
 }
 
-/// Whether it is known of every file who wrote it, and none of them failed: the verdict then rests on all there is to know, and a part
-/// that was sent ahead to Tier-3 says nothing besides. What was read back from Tier-3 has no writers.
+/// Whether the writers of every file are known, and none of them failed. The verdict then rests on complete facts, and a part that
+/// was uploaded earlier adds nothing. Files that were read back from Tier-3 have no writers.
 fn is_witnessed(facts: &BTreeMap<RelPath, FileFact>) -> bool {
     let well = |writer: &Writer| matches!(writer.fate, Fate::Alive | Fate::Exited);
     facts.values().all(|fact| !fact.writers.is_empty() && fact.writers.iter().all(well))
 }
 
-/// The files that were cut and are sealed only if somebody asks for it; none on several nodes, where another one may have a writer.
+/// Returns the cut files, which are sealed only on request. None on several nodes, where another node may have a writer.
 pub(crate) fn left_cut(
     shared: &Shared,
     ledger: &Ledger,
@@ -322,7 +322,7 @@ pub(crate) fn left_cut(
     cut.map(|view| view.node).filter(|node| !ledger.unreadable.contains_key(node)).collect()
 }
 
-/// What a file's bytes say of themselves, as far as they can be believed.
+/// Returns the judgement of a file's content, as far as it can be believed.
 fn content_of(view: &FileView) -> Content {
     let Some(Judgement { verdict, format, .. }) = &view.content else { return Content::Unknown };
     let says = match verdict {
@@ -334,7 +334,7 @@ fn content_of(view: &FileView) -> Content {
     believed(says, in_advance, view.is_left_cut())
 }
 
-/// A file's state as reports name it.
+/// Returns a file's state as reports name it.
 pub(crate) fn state_word(state: &FileState) -> &'static str {
     match state {
         FileState::Open { .. } => "open",
@@ -345,7 +345,7 @@ pub(crate) fn state_word(state: &FileState) -> &'static str {
     }
 }
 
-/// The sealed bytes of a file.
+/// Returns the identity of a file's sealed bytes; none if it is not sealed.
 pub(crate) fn seal_of(view: &FileView) -> Option<(FileId, SealNumber)> {
     match view.state {
         FileState::Sealed { seal, .. } => Some((view.file, seal)),
@@ -353,24 +353,24 @@ pub(crate) fn seal_of(view: &FileView) -> Option<(FileId, SealNumber)> {
     }
 }
 
-/// Names of the last committed version that are not there any more.
+/// Returns the names of the last committed version that are not in the tree any more.
 fn removed(ledger: &Ledger, book: &Book) -> BTreeSet<RelPath> {
     let had = book.committed().into_iter().flat_map(|(_, version)| version.contents.keys());
     had.filter(|path| ledger.file(path).is_none()).cloned().collect()
 }
 
-/// `doubted`: of the record that keeps what is there of the checkpoint.
+/// Collects the facts about one file. `doubted`: whether the record that keeps a part of the checkpoint is doubted.
 fn fact(shared: &Shared, view: &Arc<FileView>, committed: bool, before: Before, doubted: bool) -> FileFact {
     let (cut, doubted) = (view.is_left_cut(), view.is_left_cut() && doubted);
     let mut writers: Vec<Writer> = view.writers.iter().map(|writer| fate(shared, writer, cut)).collect();
     if doubted {
-        // Nobody saw how they ended but that daemon: what it took for torn it recorded as a part, and not as doubted.
+        // Only the daemon that wrote the record saw how they ended: it would have recorded a torn save as a part, not as doubted.
         let unseen = |writer: &&mut Writer| writer.fate == Fate::Killed && writer.failed_at_ns.is_none();
         writers.iter_mut().filter(unseen).for_each(|writer| writer.fate = Fate::Gone);
     }
     let ended_well = have_ended_well(writers.iter().map(|writer| writer.fate));
     FileFact {
-        // One that belonged to no checkpoint when it was cut may be sealed as it is: that makes it no more whole.
+        // A file that belonged to no checkpoint when it was cut may be sealed as it is, which does not make it whole.
         state: if cut { FileState::Cut } else { view.state.clone() },
         size_bytes: view.size_bytes,
         opened_at_ns: view.opened_ns,
@@ -399,7 +399,7 @@ fn fate(shared: &Shared, writer: &WriterId, cut: bool) -> Writer {
     }
 }
 
-/// Every process that wrote this candidate has begun a later one of the same run.
+/// Whether every process that wrote this candidate has begun a later one of the same run.
 fn succeeded(ledger: &Ledger, candidate: &Candidate, files: &[(&RelPath, &Arc<FileView>)]) -> bool {
     let Some(step) = candidate.step else { return false };
     let writers: BTreeSet<_> =
@@ -420,8 +420,8 @@ fn succeeded(ledger: &Ledger, candidate: &Candidate, files: &[(&RelPath, &Arc<Fi
     writers.is_subset(&later)
 }
 
-/// The nearest older one of the run and rule, where it has more files; also where it is not whole, or was removed before this one
-/// was written. Costs a pass over the books, and where it was removed some patterns for each of its files.
+/// Returns the nearest older checkpoint of the same run and rule, if it has more files. Counts even if it is not whole, or was removed
+/// before this one was written. Costs a pass over the books, and for a removed checkpoint some patterns for each of its files.
 fn older(ledger: &Ledger, candidate: &Candidate) -> Option<Older> {
     let step = candidate.step?;
     let known = |book: &Book| match &book.candidate {
@@ -475,7 +475,7 @@ pub(crate) fn start(
             size_bytes: *size_bytes,
             crc64nvme: *crc,
         };
-        // Bytes that another node wrote, or an earlier life of this one, found again in Tier-3.
+        // The bytes may be from another node, or from an earlier life of this node, found again in Tier-3.
         let life = shared.life_of(view.file.incarnation);
         if !participants.contains(&life) {
             participants.push(life.clone());
@@ -538,14 +538,14 @@ pub(crate) fn start(
     }))
 }
 
-/// When the version that these files make became complete.
+/// Returns when the version that these files form became complete.
 fn stamp(shared: &Shared, ledger: &Ledger, version: &VersionId, files: &[(&RelPath, &Arc<FileView>)]) -> i64 {
     let now_ns = shared.now_ns();
     let published_ns = files.iter().map(|(_, view)| view.published_ns).max().unwrap_or(now_ns);
     lineage::stamp(version, published_ns, now_ns, run_of(ledger, &version.run))
 }
 
-/// Every version of a run.
+/// Returns every version of a run.
 pub(crate) fn run_of<'ledger, 'run>(
     ledger: &'ledger Ledger,
     run: &'run RunPath,
@@ -553,7 +553,7 @@ pub(crate) fn run_of<'ledger, 'run>(
     ledger.books.values().filter(move |book| book.id.run == *run).flat_map(Book::checkpoints)
 }
 
-/// The directories that hold the checkpoint's files, the checkpoint's own included where it is one.
+/// Returns the directories that hold the checkpoint's files, including the checkpoint's own if it is a directory.
 fn directories(shared: &Shared, book: &Book, files: &[(&RelPath, &Arc<FileView>)]) -> Vec<Directory> {
     let Ok(top) = RelPath::new(book.path()) else { return Vec::new() };
     let mut paths = BTreeSet::new();
@@ -578,7 +578,7 @@ fn directories(shared: &Shared, book: &Book, files: &[(&RelPath, &Arc<FileView>)
     directories
 }
 
-/// A verdict as a sentence.
+/// Describes a verdict in a sentence.
 pub(crate) fn verdict_text(verdict: &Verdict) -> String {
     match verdict {
         Verdict::Complete { detail, .. } | Verdict::Settled { detail, .. } => detail.clone(),
@@ -589,22 +589,23 @@ pub(crate) fn verdict_text(verdict: &Verdict) -> String {
     }
 }
 
-/// What a book waits for, as a sentence.
+/// Describes in a sentence what a book waits for.
 pub(crate) fn waits_for(book: &Book) -> String {
     book.verdict.as_ref().map_or_else(|| "it has just been seen".to_owned(), verdict_text)
 }
 
-/// After a settle time, within this the loop has looked again.
+/// Time after a settle time within which the loop has examined the book again.
 const LOOKED_WITHIN_NS: i64 = 1_000_000_000;
 
-/// The settle time, and nothing else, is missing. Beside a file under a temporary name it proves nothing when it has passed.
+/// Whether only the settle time is missing. False beside a file under a temporary name, where a settle time that has passed proves
+/// nothing.
 pub(crate) fn is_waiting_for_time(book: &Book, verdict: Option<&Verdict>, now_ns: i64) -> bool {
     let Some(Verdict::Open { again_at_ns: Some(at_ns), .. }) = verdict else { return false };
     let has_temporaries = book.candidate.as_ref().is_some_and(|candidate| !candidate.temporaries.is_empty());
     !has_temporaries && now_ns < at_ns.saturating_add(LOOKED_WITHIN_NS)
 }
 
-/// Only time is missing.
+/// Whether a book waits for time alone.
 pub(crate) fn is_settling(book: &Book) -> bool {
     matches!(
         book.verdict,

@@ -1,9 +1,9 @@
-//! What is to be looked at now, and what when a moment has come.
+//! Queue of keys that are due now, or when a moment has come.
 //!
-//! Owns: that each key waits once, and in which order. Does not own: what a look finds, or when it is worth another.
+//! Owns: that each key waits once, and in which order. Does not own: the work on a key, or when it is due again.
 //!
-//! Everything costs the logarithm of what waits: 100,000 files that settle at different moments are not walked to find
-//! the one that has.
+//! Every call costs the logarithm of the number of keys that wait. With 100,000 files that settle at different moments, no call
+//! walks them all to find the next one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -13,7 +13,7 @@ use std::time::Instant;
 pub(crate) struct Due<K> {
     now: BTreeSet<K>,
     later: BTreeSet<(Instant, K)>,
-    /// The moment each key in `later` has.
+    /// Moment of each key in `later`.
     moments: BTreeMap<K, Instant>,
 }
 
@@ -22,13 +22,13 @@ impl<K: Ord + Clone> Due<K> {
         Self { now: BTreeSet::new(), later: BTreeSet::new(), moments: BTreeMap::new() }
     }
 
-    /// To be looked at now, whatever moment it waited for.
+    /// Makes a key due now, whatever moment it waited for.
     pub(crate) fn insert(&mut self, key: K) {
         self.drop_moment(&key);
         self.now.insert(key);
     }
 
-    /// To be looked at when `moment` has come. A key that is due already stays due.
+    /// Makes a key due when `moment` has come. A key that is due already stays due.
     pub(crate) fn insert_at(&mut self, key: K, moment: Instant) {
         if self.now.contains(&key) {
             return;
@@ -49,7 +49,7 @@ impl<K: Ord + Clone> Due<K> {
         }
     }
 
-    /// Makes due what waited for a moment until `now`.
+    /// Makes the keys due whose moment has come by `now`.
     pub(crate) fn ripen(&mut self, now: Instant) {
         while self.later.first().is_some_and(|(moment, _)| *moment <= now) {
             let (_, key) = self.later.pop_first().expect("it was there a moment ago");
@@ -58,7 +58,7 @@ impl<K: Ord + Clone> Due<K> {
         }
     }
 
-    /// Takes out the first that is due now.
+    /// Takes out the first key that is due now.
     pub(crate) fn pop(&mut self) -> Option<K> {
         self.now.pop_first()
     }

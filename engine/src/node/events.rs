@@ -1,4 +1,4 @@
-//! What happened lately, for `ckptctl events`.
+//! Recent events, for `ckptctl events`.
 //!
 //! Owns: a bounded memory of events and their numbers. Does not own: logs (tracing) and what counts as an event.
 
@@ -24,7 +24,7 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Adds one; the oldest goes when there are too many.
+    /// Adds an event. If there are more than `EVENTS_MAX`, the oldest is dropped.
     pub fn add(&self, time_ns: i64, level: EventLevel, kind: &str, path: Option<String>, what: String) {
         let mut kept = self.kept.lock().expect("nothing panics while it holds the events");
         let number = *self.newest.borrow() + 1;
@@ -43,7 +43,8 @@ impl Events {
         self.newest.send_replace(number);
     }
 
-    /// Those with a greater number, oldest first. A number that was not given yet is of a daemon before this one: all are newer.
+    /// Returns the events with a greater number, oldest first. A number that was not assigned yet is from a daemon before this one, so
+    /// all events are returned.
     #[must_use]
     pub fn since(&self, number: u64) -> Vec<Event> {
         let kept = self.kept.lock().expect("nothing panics while it holds the events");
@@ -51,7 +52,7 @@ impl Events {
         kept.iter().filter(|event| event.number > number || number > last).cloned().collect()
     }
 
-    /// Wakes whoever follows.
+    /// Returns a receiver that is woken by each event, with its number.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.newest.subscribe()

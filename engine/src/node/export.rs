@@ -1,7 +1,7 @@
-//! `ckptctl export`: which version is written out, and that it stays until it is.
+//! `ckptctl export`: chooses the version to write out, and holds it until it is written.
 //!
-//! Owns: choosing it, the hold on it, what the tree has of it that versions do not record, how an error reads. Does not own: the writing
-//! (`restore::export`).
+//! Owns: choosing the version, the hold on it, adding names of the tree that versions do not record, the words of an error. Does not own:
+//! the writing (`restore::export`).
 
 use crate::node::Shared;
 use crate::node::answer::{checkpoint_ref, unreadable};
@@ -22,22 +22,23 @@ use tidemark_protocol::path::{RawText, RelPath};
 use tidemark_protocol::recognise::Shape;
 use tidemark_protocol::report::{ApiError, CheckpointRef, ErrorCode, Export, Progress, path_text};
 
-/// A version that somebody reads out of the tree's sight; retention keeps it while this lives.
+/// A version that is read without the tree. Retention keeps the version while this lives.
 struct Held {
     manifest: Arc<Manifest>,
     reference: CheckpointRef,
-    /// The directory, where the tree shows this version in one.
+    /// Directory of the version, if the tree shows it in one.
     shown: Option<(RelPath, Shape)>,
     _hold: Arc<()>,
 }
 
-/// The manifest with the symbolic links and the directories that the tree has below `top`, which no version records; and what is left out.
+/// Returns the manifest, extended by the symbolic links and directories that the tree has below `top`, which no version records. Also
+/// returns a description of what is left out.
 fn with_tree(
     manifest: &Manifest,
     snapshot: &TreeSnapshot,
     (top, shape): &(RelPath, Shape),
 ) -> (Manifest, BTreeSet<String>) {
-    // Beside the files of a flat one lie directories of anything.
+    // Beside the files of a flat checkpoint lie unrelated directories.
     let is_whole_tree = *shape == Shape::Tree;
     let inside = |path: &[u8]| {
         let path = RelPath::new(path).ok()?;
@@ -70,7 +71,7 @@ fn with_tree(
     }
     match more.validate() {
         Ok(()) => (more, left_out),
-        // The tree changed since it was found to show this version.
+        // The tree has changed since it was found to show this version.
         Err(flaw) => {
             left_out.insert(format!("symbolic links and empty directories: {flaw}"));
             (manifest.clone(), left_out)
@@ -78,7 +79,7 @@ fn with_tree(
     }
 }
 
-/// The same of the tree as it is. Costs a pass over all of it.
+/// Does the same with the current tree. Costs a pass over the whole tree.
 async fn with_tree_now(shared: &Arc<Shared>, held: &Held) -> (Arc<Manifest>, BTreeSet<String>) {
     let Some(place) = held.shown.clone() else { return (Arc::clone(&held.manifest), BTreeSet::new()) };
     let (shared, manifest) = (Arc::clone(shared), Arc::clone(&held.manifest));
@@ -93,8 +94,8 @@ impl Node {
     /// Writes a committed version into a new directory outside of the mount: the newest of the checkpoint, or `number`.
     ///
     /// # Errors
-    /// There is none, or several are meant; the target is there; no copy of a file verifies; Tier-3 is away; the disk is full; the daemon is ending.
-    /// Nothing is left of it then.
+    /// Fails if there is no such checkpoint, or several are meant; if the target exists; if no copy of a file verifies; if Tier-3 is away;
+    /// if the disk is full; if the daemon is ending. After an error, nothing is left at the target.
     pub async fn export(
         &self,
         wanted: Wanted,

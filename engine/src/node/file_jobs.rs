@@ -1,6 +1,6 @@
 //! Jobs over single files: hashing them, judging their content, fetching them.
 //!
-//! Owns: which files have such a job, how many jobs run, what follows from the end of each. Does not own: which files are to be hashed
+//! Owns: which files have such a job, how many jobs run, applying their results. Does not own: which files are to be hashed
 //! (`ledger`), judged or fetched (`decide`), the jobs' bodies (`jobs`).
 
 use crate::node::Shared;
@@ -13,17 +13,17 @@ use tidemark_namespace::{JudgeTicket, NodeId, NotSealable, SealTicket};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tokio::task::JoinSet;
 
-/// A file of this size is hashed by a job of its own, and a job of small files takes no more than that together: one
-/// chunk, some milliseconds.
+/// Size from which a file is hashed by a job of its own, and limit for the small files of one job together: one chunk, some
+/// milliseconds.
 const SEAL_ALONE_BYTES: u64 = CHUNK_BYTES;
 
-/// Files judged at once beside those that are hashed: each may take some tens of milliseconds.
+/// Most files judged at once beside those that are hashed: each may take some tens of milliseconds.
 const JUDGED_AT_ONCE: usize = 256;
 
-/// Small files hashed by one job: some milliseconds of opening and mapping.
+/// Most small files hashed by one job: some milliseconds of opening and mapping.
 const SEAL_BATCH_FILES: usize = 256;
 
-/// See the module's head. A node has them whether it is the coordinator or not.
+/// Jobs over single files. Every node has them, coordinator or not.
 #[derive(Debug, Default)]
 pub(crate) struct FileJobs {
     sealing: BTreeSet<NodeId>,
@@ -38,12 +38,13 @@ impl FileJobs {
         self.judging.contains(&node)
     }
 
-    /// The number of files that are being fetched.
+    /// Returns the number of files that are being fetched.
     pub(crate) fn fetches(&self) -> usize {
         self.fetching.len()
     }
 
-    /// Hashes closed files, one job for each core. Small files share a job: its start and its end cost more than they do.
+    /// Starts jobs that hash closed files, one for each core. Small files share a job, because starting and ending it costs more than
+    /// hashing them.
     pub(crate) fn start_seals(
         &mut self,
         shared: &Arc<Shared>,
@@ -55,7 +56,7 @@ impl FileJobs {
         while self.seals_in_flight < shared.seal_threads {
             let Some(node) = ledger.unsealed.pop_first() else { break };
             if self.sealing.contains(&node) {
-                // It changed while it is hashed; the end of that puts it back.
+                // It changed while being hashed: the end of that job queues it again.
                 continue;
             }
             let begun = if ledger.as_they_are.contains(&node) {
@@ -78,7 +79,7 @@ impl FileJobs {
                 Err(NotSealable::Mapped | NotSealable::Busy | NotSealable::Unreadable) => {
                     ledger.seals_later.insert(node);
                 }
-                // Its next change makes it dirty again.
+                // The next change of the file makes it dirty again.
                 Err(NotSealable::Open | NotSealable::Cut | NotSealable::Sealed | NotSealable::Gone) => {}
             }
         }
@@ -93,7 +94,7 @@ impl FileJobs {
         jobs.spawn(jobs::seal(Arc::clone(shared), tickets));
     }
 
-    /// A job that hashed files has ended; `given_up` are files that it left for another try.
+    /// Applies the result of a job that hashed files. `given_up` are files that it left for another try.
     pub(crate) fn seals_ended(
         &mut self,
         shared: &Shared,
@@ -108,12 +109,12 @@ impl FileJobs {
         }
         for node in given_up {
             self.sealing.remove(&node);
-            // It may have got a name again.
+            // The file may have a name again by now.
             ledger.seals_later.insert(node);
         }
     }
 
-    /// Asks the bytes of files what they say of themselves, of as many as may be asked at once.
+    /// Starts a job that judges the content of `nodes`, up to [`JUDGED_AT_ONCE`] files at once. The others are left out.
     pub(crate) fn judge(&mut self, shared: &Shared, jobs: &mut JoinSet<Done>, nodes: Vec<NodeId>) {
         let left = JUDGED_AT_ONCE.saturating_sub(self.judging.len());
         let asked = nodes.into_iter().filter(|node| !self.judging.contains(node)).take(left);
@@ -165,7 +166,7 @@ fn sealed(shared: &Shared, ledger: &mut Ledger, ticket: &SealTicket, hashed: std
             }
         },
         Err(error) => {
-            // Tried again with every tick: a hole may need memory that others give back later.
+            // Sealing is tried again with every tick: a hole may need memory that is freed later.
             if ledger.unreadable.insert(ticket.node, error.to_string()).is_none() {
                 tracing::error!(node = ticket.node, %error, "a closed file cannot be read to be sealed; trying on");
             }

@@ -1,7 +1,6 @@
-//! Who waits for what to be durable: `flush`, and the end of the daemon.
+//! Waits until files are durable: `flush`, and the end of the daemon.
 //!
-//! Owns: the waiting. Does not own: what is pending of a checkpoint (`pending`), uploading (`run`) or what counts as complete
-//! (protocol).
+//! Owns: the waiting. Does not own: which files of a checkpoint are pending (`pending`), uploading (`run`), completeness (protocol).
 
 use crate::node::book::Book;
 use crate::node::pending::Row;
@@ -14,51 +13,53 @@ use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{Flush, Pending, PendingReason, Progress};
 use tokio::sync::oneshot;
 
-/// A flush looks at what is pending this often: each look costs a pass over the books.
+/// Shortest interval between two passes that collect what is pending for flushes: each costs a pass over the books.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Those looks may take one part in this many of the loop's time: a pass over 100,000 loose files takes longer than that.
+/// After such a pass, the next waits this many times as long as the pass took: a pass over 100,000 loose files may take longer than
+/// [`LOOK_EVERY`].
 const LOOK_SHARE: u32 = 8;
 
-/// Between two files of one save a program has none of them open. A save whose last file was closed less than this ago goes on.
+/// Longest gap, in nanoseconds, between two files of one save, in which a program has none of them open. A save whose last file was
+/// closed less than this ago goes on.
 pub(crate) const SAVE_GAP_NS: i64 = 2 * 1_000_000_000;
 
-/// A command that does not wait is answered once what was closed just before it has been looked at, or after so long: a job that saves
-/// without a pause gives no moment at which everything has been.
+/// Longest time until a command that does not wait is answered. Normally it is answered once all files closed just before it were
+/// examined, but a job that saves without a pause gives no such moment.
 const NOTICED_WITHIN: Duration = Duration::from_secs(1);
 
-/// The end of the daemon goes on writing again what is bad in Tier-3 for so long: an object of some GB, and no more of the time in which a
-/// machine that stops waits. A `verify` has all the time.
+/// Longest time that the end of the daemon spends on rewriting objects that are bad in Tier-3, enough for an object of some GB. A machine
+/// that stops does not wait long; a `verify` has no such limit.
 const MEND_AT_END: Duration = Duration::from_secs(5);
 
-/// So long the word of a command that did not wait holds for what is not sealed yet: some 300 GB are sealed by then.
+/// Time for which the word of a command that did not wait holds for files that are not sealed yet: some 300 GB are sealed by then.
 const WORD_HOLDS: Duration = Duration::from_secs(300);
 
-/// Such words kept at once, one for a place, and commands that are not answered yet: each costs a pass over the books now and then. The
-/// settle time says the same later.
+/// Most words kept at once, one for each place, including commands that are not answered yet: each costs a pass over the books now and
+/// then. Without the word, the settle time leads to the same result later.
 const WORDS_MAX: usize = 64;
 
-/// Entries of a pending list; a flush of 100,000 open files need not name them all.
+/// Most entries of a pending list; a flush of 100,000 open files need not name them all.
 pub(crate) const PENDING_MAX: usize = 1000;
 
-/// Those who wait.
+/// Flushes that are waiting, and words that still hold.
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
     waiting: Vec<Waiter>,
     not_before: Option<Instant>,
-    /// When other nodes were told that somebody waits, since the last checkpoint was complete.
+    /// When other nodes were notified of a waiting flush, since the last checkpoint was complete.
     pub(crate) told_others: Option<Instant>,
 }
 
-/// Who waits.
+/// Kind of a flush, by how it waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Waits {
-    /// A command, for all that may come.
+    /// A command that waits for everything that may still become durable.
     Caller,
-    /// A command that wants to know what is pending, and is gone then. What it said of what was closed by then holds until that is
+    /// A command that only asks what is pending. After the answer, its word about the files closed by then holds until they are
     /// committed, or for [`WORD_HOLDS`].
     Nobody,
-    /// The end of the daemon: only for what can still move by itself, and, while the grace lasts, for programs that save.
+    /// The end of the daemon, which waits only for uploads that move by themselves, and, while the grace lasts, for programs that save.
     End,
 }
 
@@ -68,17 +69,17 @@ struct Waiter {
     until: Option<Instant>,
     told: Told,
     waits: Waits,
-    /// Writers are refused since this waiter began to look once more: what they closed before is all there is.
+    /// Whether writers are refused since this waiter began its last pass: files that they closed before are all there is.
     writers_refused: bool,
-    /// None once it was given.
+    /// None once the answer was sent.
     answer: Option<oneshot::Sender<FlushOutcome>>,
     began: Instant,
-    /// The same on the clock of the files.
+    /// The same moment on the clock of the files.
     began_ns: i64,
 }
 
 impl Waiter {
-    /// Whether only its word is left.
+    /// Whether only its word is left: the command was answered and does not wait.
     fn is_word(&self) -> bool {
         self.waits == Waits::Nobody && self.answer.is_none()
     }
@@ -93,7 +94,7 @@ pub struct FlushOutcome {
 }
 
 impl FlushOutcome {
-    /// What a command that does not wait is told where nobody looked: a coordinator that starts does not answer for a while.
+    /// Returns the outcome for a command that does not wait, if nothing was examined: a starting coordinator does not answer for a while.
     fn unknown(tier3_away: bool) -> Self {
         let what = "this node does not know yet what Tier-3 holds".to_owned();
         let pending = vec![Pending { path: String::new(), reason: PendingReason::Unknown, what }];
@@ -102,25 +103,26 @@ impl FlushOutcome {
 }
 
 impl Flushes {
-    /// Whether nobody waits. A word that only holds hurries nothing.
+    /// Whether no flush waits. A word that only holds hurries nothing.
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.iter().all(Waiter::is_word)
     }
 
-    /// When the last of them began.
+    /// Returns when the last flush began.
     pub(crate) fn last_began(&self) -> Option<Instant> {
         self.waiting.iter().map(|waiter| waiter.began).max()
     }
 
-    /// What the flushes say of a checkpoint. `is_about`: whether it is meant by a flush of that place; `closed_ns`: when the last of its
-    /// files was closed. A command that has gone says nothing of what came after it.
+    /// Returns the strongest word of the flushes about a checkpoint. `is_about` says whether a flush of a place includes it; `closed_ns`
+    /// says when the last of its files was closed. The word of a command that did not wait does not cover files closed later.
     pub(crate) fn told(&self, is_about: impl Fn(&[u8]) -> bool, closed_ns: impl Fn() -> i64) -> Told {
         let holds = |waiter: &&Waiter| waiter.waits != Waits::Nobody || closed_ns() <= waiter.began_ns;
         let about = self.waiting.iter().filter(|waiter| is_about(&waiter.place)).filter(holds);
         about.map(|waiter| waiter.told).max().unwrap_or_default()
     }
 
-    /// Drops the word about a place that is said anew, and where there are too many the oldest word or command that is not answered yet.
+    /// Drops an older word about `place`. If there are still too many, also drops the oldest word, or the oldest command that does not
+    /// wait and is not answered yet.
     fn make_room(&mut self, place: &[u8]) {
         self.waiting.retain(|waiter| !(waiter.is_word() && waiter.place == place));
         let is_one = |waiter: &Waiter| waiter.waits == Waits::Nobody;
@@ -131,13 +133,13 @@ impl Flushes {
         }
     }
 
-    /// When the end of the daemon waits no longer.
+    /// Returns when the end of the daemon stops waiting.
     pub(crate) fn end_is_due(&self) -> Option<Instant> {
         let ending = self.waiting.iter().filter(|waiter| waiter.waits == Waits::End);
         ending.filter_map(|waiter| waiter.until).max()
     }
 
-    /// The longest pause between two tries now.
+    /// Returns the longest pause between two tries now.
     pub(crate) fn retry_longest(&self) -> Duration {
         if self.is_empty() { RETRY_LONGEST } else { RETRY_URGENT }
     }
@@ -161,7 +163,7 @@ impl Engine {
             self.flushes.make_room(&place);
         }
         self.see_all_about(&place);
-        // And that its writer was killed: of what is known to be torn a flush makes nothing.
+        // Also collects exit statuses now, so that the flush does not commit a checkpoint whose writer was killed.
         ask_anew();
         self.shared.namespace.forget_ended_writers();
         self.visibility.ask_about_removals();
@@ -175,14 +177,14 @@ impl Engine {
             began: Instant::now(),
             began_ns: self.shared.now_ns(),
         });
-        // Somebody waits: drain and copies may use the whole link, and everything is looked at again.
+        // While a flush waits, drain and copies may use the whole link, and everything is examined again.
         self.flushes.lift_paces(&self.shared);
         self.look_at_everything();
         answered
     }
 
-    /// What was closed just before must be seen, however far behind the watcher is. Of a place in a checkpoint that is all of it: what it
-    /// lacks must not be taken for whole.
+    /// Refreshes all files at or below `place`, so that files closed just before are seen however far behind the watcher is. If the place
+    /// lies in a checkpoint, refreshes its whole scope: a checkpoint with missing files must not be taken for whole.
     fn see_all_about(&mut self, place: &[u8]) {
         let namespace = &self.shared.namespace;
         let mut views = namespace.views_below(place);
@@ -209,7 +211,7 @@ impl Engine {
     pub(crate) fn end_grace(&mut self, now: Instant) {
         if self.grace_until.is_some_and(|until| until <= now) {
             self.grace_until = None;
-            // What was left alone while it was being saved is taken up as it is.
+            // Files that were left alone during their save are now taken as they are.
             self.look_at_everything();
         }
     }
@@ -230,14 +232,14 @@ impl Engine {
             && waiting.iter().any(|waiter| waiter.waits == Waits::End)
             && self.outstanding().is_anything_saved();
         let decides = self.beginnings().decides_about_begun(now);
-        // Many may wait for one place.
+        // Many flushes may wait for one place.
         let mut known: BTreeMap<Vec<u8>, Vec<Row>> = BTreeMap::new();
         waiting.retain_mut(|waiter| {
             let is_gone = waiter.answer.as_ref().is_none_or(oneshot::Sender::is_closed);
             if is_gone && waiter.waits != Waits::Nobody {
                 return false;
             }
-            // What was closed just before the flush may not have been noticed yet.
+            // Files closed just before the flush may not have been noticed yet.
             let noticed =
                 !self.ledger.is_stale() && now.saturating_duration_since(waiter.began) >= LOOK_EVERY;
             let pending = known
@@ -246,7 +248,7 @@ impl Engine {
             let timed_out = waiter.until.is_some_and(|until| until <= now);
             let waits = |row: &Row| match row.pending.reason {
                 PendingReason::Open | PendingReason::Mapped => row.comes && waiter.waits == Waits::Caller,
-                // Also what is sealed, and about to be judged.
+                // Includes files that are sealed and about to be judged.
                 PendingReason::Incomplete => row.comes && waiter.waits != Waits::End,
                 PendingReason::Torn
                 | PendingReason::Unreadable
@@ -255,13 +257,13 @@ impl Engine {
                 | PendingReason::Uploading
                 | PendingReason::Unknown => row.comes,
             };
-            // A fenced node commits nothing more: what is pending stays so, however long anyone waits.
+            // A fenced node commits nothing more: pending files stay pending, however long a flush waits.
             let saves = waiter.waits == Waits::End && saves;
             let moves = self.fenced.is_none() && (saves || pending.iter().any(waits));
             let tree_may_come = self.outstanding().tree_may_come(waiter.began);
             let changes =
                 moves || decides || tree_may_come || self.trackers_change(&waiter.place, waiter.began);
-            // Names that are about to be looked at may all be in Tier-3.
+            // Names that are about to be examined may all be in Tier-3 already.
             let is_seen = noticed && !(tree_may_come && self.ledger.tree_changed);
             let is_late = now.saturating_duration_since(waiter.began) >= NOTICED_WITHIN;
             if waiter.waits == Waits::Nobody
@@ -274,20 +276,20 @@ impl Engine {
                     let (path, reason) = (String::new(), PendingReason::Unknown);
                     outcome.pending.push(Pending { path, reason, what });
                 }
-                // The client hung up: nobody needs the answer, and the word holds.
+                // If the client hung up, the answer is not needed, but the word holds.
                 let _ = answer.send(outcome);
             }
             if !timed_out && (!noticed || changes) {
                 return true;
             }
             if waiter.waits == Waits::End && !timed_out && !waiter.writers_refused {
-                // A close that was answered until now counts, and may not have been noticed yet.
+                // Every close that was answered until now counts, and may not have been noticed yet.
                 self.shared.namespace.refuse_writers();
                 (waiter.writers_refused, waiter.began, refuses_writers) = (true, Instant::now(), true);
                 return true;
             }
             if let Some(answer) = waiter.answer.take() {
-                // The client hung up: nobody needs the answer.
+                // If the client hung up, the answer is not needed.
                 let _ = answer.send(self.outstanding().outcome(pending, waiter.began, timed_out));
             }
             false
@@ -303,8 +305,8 @@ impl Engine {
         }
     }
 
-    /// Keeps as it is what programs have open or mapped of checkpoints while the daemon ends: no close of theirs succeeds any more.
-    /// On several nodes another one may have the writer.
+    /// Seals as they are the checkpoint files that programs have open or mapped, because no close succeeds while the daemon ends. Does
+    /// nothing on several nodes, where another node may have the writer.
     fn give_up_writers(&mut self) {
         if self.shared.cluster.get().is_some() {
             return;
@@ -321,9 +323,10 @@ impl Engine {
 }
 
 impl Node {
-    /// Makes everything closed at or below `place`, or the checkpoint in which it lies, durable. `wait` says whether to stay until it is, at most
-    /// for `timeout`; objects that are known to be bad in Tier-3 are written again, or named. Without, it returns with what is pending, within
-    /// seconds. Dropping the future ends the waiting, not the uploads.
+    /// Makes everything closed at or below `place`, or the checkpoint in which it lies, durable.
+    ///
+    /// With `wait`, returns when that is done, at most after `timeout`; objects that are known to be bad in Tier-3 are written again, or
+    /// named. Without `wait`, returns within seconds with what is pending. Dropping the future ends the waiting, not the uploads.
     pub async fn flush(
         &self,
         place: Vec<u8>,
@@ -335,7 +338,7 @@ impl Node {
         let (files_before, bytes_before) = (metrics.upload_files.get(), metrics.upload_bytes.get());
         let (waits, timeout) =
             if wait { (Waits::Caller, timeout) } else { (Waits::Nobody, Some(WORD_HOLDS)) };
-        // Beyond all clocks is for ever.
+        // A time beyond the clock's range means for ever.
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let since = self.shared().events.since(0).last().map_or(0, |event| event.number);
         let begun = place.clone();
@@ -389,7 +392,7 @@ impl Node {
         self.ask(|engine| FlushOutcome::unknown(engine.health().tier3_trouble().is_some())).await
     }
 
-    /// Adds what is bad in Tier-3: waiting brings none of it.
+    /// Adds rows for what is bad in Tier-3, which no waiting mends.
     async fn with_damaged(&self, place: Vec<u8>, mut outcome: FlushOutcome) -> Option<FlushOutcome> {
         let damaged = self.ask(move |engine| engine.bad_copies().damaged(&place)).await?;
         outcome.pending.extend(damaged);
@@ -401,9 +404,10 @@ impl Node {
         self.ask(|engine| engine.backlog.lag(&engine.ledger, engine.shared.now_ns(), None).bytes).await
     }
 
-    /// The end of the daemon: seals, uploads and commits what can be, for at most `timeout`; answers what is not
-    /// durable then. For `grace` it waits for programs that save; then, or when none does, writers are refused, so that no
-    /// close is answered with success that is not followed by an upload. Objects that are known to be bad are written again meanwhile.
+    /// Ends the daemon's work: seals, uploads and commits what it can, for at most `timeout`, and returns what is not durable then.
+    ///
+    /// Waits for programs that save, for at most `grace`. After that, writers are refused, so that no close succeeds without a later
+    /// upload. Meanwhile, objects that are known to be bad are written again.
     pub async fn drain(&self, timeout: Duration, grace: Duration) -> Option<FlushOutcome> {
         let now = Instant::now();
         let until = Some(now + timeout);
@@ -411,7 +415,7 @@ impl Node {
             .ask(move |engine| {
                 engine.draining = true;
                 engine.grace_until = Some(now + grace);
-                // Memory ends with us: what is sealed of them is kept as of any other.
+                // Memory ends with the daemon: sealed files of torn checkpoints are kept like any others.
                 engine.show_all_torn();
                 engine.begin_flush(Vec::new(), until, Told::No, Waits::End)
             })
@@ -423,8 +427,8 @@ impl Node {
 }
 
 impl Engine {
-    /// Goes on with what people said to the loop `before`, which did not know what Tier-3 holds. Each word is compared with what the tree holds
-    /// whenever it is used.
+    /// Takes over flushes and people's words from the loop `before`, which did not know what Tier-3 holds. Each word is compared with
+    /// the tree's content whenever it is used.
     pub(crate) fn keep_words(&mut self, before: &mut Self) {
         self.flushes = std::mem::take(&mut before.flushes);
         for (id, book) in &mut before.ledger.books {

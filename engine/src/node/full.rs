@@ -1,12 +1,12 @@
-//! A tier that is full of what may not give way: saves fail, and `status`, an event and the log say so.
+//! Detects a tier that is full of files that may not be evicted. Saves then fail, and `status`, an event and the log say so.
 //!
-//! Owns: when that is so, and saying it once. Does not own: making room (`save::reclaim`), refusing a call (`namespace::room`).
+//! Owns: when a tier is full, and reporting it once. Does not own: making room (`save::reclaim`), refusing a call (`namespace::room`).
 //!
-//! Memory keeps the tree's names, too, in a journal whose size is a part of Tier-1's: there may be no room for another name while there
-//! is for bytes.
+//! Memory also keeps the tree's names, in a journal whose size is a part of Tier-1's. So there may be no room for another name while
+//! there is room for bytes.
 //!
-//! With passthrough the kernel refuses a write without asking the daemon. So a tier counts as full by what is free in it, and not only by
-//! the calls that were refused.
+//! With passthrough the kernel refuses a write without asking the daemon. So a tier counts as full by its free bytes, and not only by
+//! the calls that the daemon refused.
 
 use crate::node::Shared;
 use crate::node::run::Engine;
@@ -15,24 +15,24 @@ use tidemark_namespace::{KeptBy, Place, Refusals};
 use tidemark_protocol::report::{EventLevel, ProblemCode, TierStatus};
 use tidemark_protocol::size::Shown;
 
-/// With less than this a tier is full: many a shard is larger.
+/// Room below which a tier is full: many a shard is larger.
 const FULL_BYTES: u64 = 64 << 20;
-/// Of a small tier it is this part.
+/// For a small tier, the limit is the tier's size divided by this.
 const FULL_PART: u64 = 16;
-/// A refused call is said for so long, so that a person who looks after a failed save finds why.
+/// Time for which a refused call is reported, so that a person who looks after a failed save finds the reason.
 const SAID_FOR: Duration = Duration::from_secs(20);
-/// Between two looks at what may give way: each costs a pass over the files.
+/// Interval between two counts of the bytes that may be evicted: each costs a pass over the files.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What the loop keeps for it.
+/// State of the loop for reporting a full tier.
 #[derive(Debug, Default)]
 pub(crate) struct Full {
-    /// It was said that memory is full, and it has not ended.
+    /// Whether memory was reported as full, and that has not ended.
     said: bool,
     not_before: Option<Instant>,
 }
 
-/// The room in a tier.
+/// Room in a tier.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room {
     size_bytes: u64,
@@ -48,7 +48,7 @@ impl Room {
     }
 }
 
-/// Whether a call was refused so lately that it is still said.
+/// Whether a call was refused so lately that it is still reported.
 fn is_recent(refusals: Refusals, now: Instant) -> bool {
     refusals.last.is_some_and(|last| now.saturating_duration_since(last) < SAID_FOR)
 }
@@ -68,7 +68,7 @@ impl Shared {
         Some(Room { size_bytes, available_bytes, may_give_way_bytes })
     }
 
-    /// The tiers that are full, each in a sentence. Where there is a spill, memory that is full fails nothing while the spill has room.
+    /// Describes the tiers that are full, each in a sentence. If there is a spill, full memory fails nothing while the spill has room.
     pub(crate) fn full_tiers(&self, tiers: &[TierStatus], now: Instant) -> Vec<(ProblemCode, String)> {
         let may_give_way = |name: &str| {
             let tier = tiers.iter().find(|tier| tier.name == name);
@@ -99,7 +99,7 @@ impl Shared {
         if let Some(room) = memory
             && (room.is_full() && spill_is_full || !are_names_full && is_recent(refusals, now))
         {
-            // A call was refused, and what it waited for has reached Tier-3 since.
+            // A call was refused, but uploads have made room since.
             let is = if room.is_full() { "is full" } else { "was full a moment ago" };
             let mut what = sentence("tier1", "Tier-1", is, room);
             if refusals.count > 0 {
@@ -115,7 +115,7 @@ impl Shared {
 }
 
 impl Engine {
-    /// Says once that saves fail, and when that is over.
+    /// Reports once that saves fail, and once that this is over.
     pub(crate) fn watch_room(&mut self, now: Instant) {
         let refused = is_recent(self.shared.namespace.refusals(), now);
         let short = self.shared.room_in(Place::Memory, 0).is_some_and(Room::is_full)

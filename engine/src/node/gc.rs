@@ -1,11 +1,11 @@
-//! Gives up committed versions of Tier-3 that retention lets go of.
+//! Retires committed versions in Tier-3 that retention lets go of.
 //!
-//! Owns: the pins, which version is given up next (one at a time), and that its names go
-//! before its bytes. Does not own: which versions retention lets go of (`verdicts`), the order of the deletes (`save::commit`).
+//! Owns: the pins, which version is retired next (one at a time), and that its names go before its bytes. Does not own: which
+//! versions retention lets go of (`verdicts`), the order of the deletes (`save::commit`).
 //!
-//! A version that the tree shows is given up in two looks: first its names go, as if the job had removed them; its bytes
-//! go when nothing in the tree leads to them any more. A daemon that dies in between finds a version without names, and does not know
-//! who took them.
+//! A version that the tree shows is retired in two passes. The first removes its names, as if the job had removed them. A later one
+//! deletes its bytes, once nothing in the tree leads to them any more. If the daemon dies in between, the next one finds a version
+//! without names, and does not know who removed them.
 
 use crate::node::away::Cause;
 use crate::node::book::Number;
@@ -22,30 +22,31 @@ use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::{ApiError, ErrorCode, EventLevel};
 use tidemark_protocol::retention::{Keep, Retirement, Standing};
 
-/// Between two looks at what may go, where nothing happened that lets something go.
+/// Interval between two passes of retention while nothing happens that may let a version go.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// After a look there is none for so many times as long, unless a person waits: it asks the tree about every committed file, and
-/// the loop has more to do.
+/// Rest after a pass, as a multiple of its duration, unless a person waits: a pass asks the tree about every committed file, and the
+/// loop has other work.
 const REST_TIMES: u32 = 20;
 
-/// What the loop keeps for it.
+/// State of the loop for retiring versions.
 #[derive(Debug)]
 pub(crate) struct Gc {
     pub(crate) pins: BTreeSet<(CheckpointId, Number)>,
-    /// Nobody removed these, although the tree does not show them.
+    /// Versions that the tree does not show, although they were not removed.
     unshown: BTreeSet<(CheckpointId, Number)>,
-    /// An administrator removed these: they go as soon as they may, whatever the policy says of removals.
+    /// Versions that an administrator removed: they are retired as soon as they may be, whatever the policy says of removals.
     wishes: BTreeSet<(CheckpointId, Number)>,
-    /// Why retention took the names of these out of the tree. At most one for each committed version, until it is given up or shown again.
+    /// Why retention took the names of a version out of the tree. At most one entry for each committed version, until it is retired or
+    /// shown again.
     withdrawn: BTreeMap<(CheckpointId, Number), String>,
-    /// Their retirement may stand in Tier-3: there is no way back.
+    /// Versions whose retirement may stand in Tier-3, so that it cannot be undone.
     begun: BTreeSet<(CheckpointId, Number)>,
-    /// Those that could not be given up, and wait a while.
+    /// Versions whose retirement failed, and is paused.
     waiting: BTreeMap<(CheckpointId, Number), Waiting>,
-    /// Versions that somebody reads without the tree; each for as long as that one keeps its end.
+    /// Versions that are read without the tree, each for as long as the reader keeps its `Arc`.
     held: Vec<((CheckpointId, Number), Weak<()>)>,
     running: bool,
-    /// The retirement that runs is the first try of its version: none before it can have reached Tier-3.
+    /// Whether the running retirement is the first try of its version: no earlier one can have reached Tier-3.
     first_try: bool,
     next: Instant,
     rest_until: Instant,
@@ -79,12 +80,12 @@ impl Gc {
         }
     }
 
-    /// Something happened that may let a version go.
+    /// Makes the next pass due as soon as the rest is over: something happened that may let a version go.
     pub(crate) fn has_news(&mut self) {
         self.next = self.next.min(self.rest_until);
     }
 
-    /// A retirement is about to be written.
+    /// Records that a retirement is about to be written.
     fn begin(&mut self, of: (CheckpointId, Number)) {
         self.running = true;
         self.first_try = self.begun.insert(of);
@@ -97,12 +98,12 @@ impl Gc {
         self.waiting.insert(of, waiting);
     }
 
-    /// The daemon itself took its names out of the tree.
+    /// Records that the daemon itself took the version's names out of the tree.
     pub(crate) fn keep_unshown(&mut self, id: CheckpointId, number: Number) {
         self.unshown.insert((id, number));
     }
 
-    /// Whether the tree does not show it, though nobody removed it.
+    /// Whether the tree does not show the version, although it was not removed.
     pub(crate) fn is_unshown(&self, id: &CheckpointId, number: Number) -> bool {
         self.unshown.contains(&(id.clone(), number))
     }
@@ -111,10 +112,10 @@ impl Gc {
         self.unshown.retain(|(of, _)| of != id);
     }
 
-    /// Sets or takes away a pin; whether that changed anything.
+    /// Sets or removes a pin. Returns whether that changed anything.
     ///
     /// # Errors
-    /// It is too late: the version is being given up.
+    /// Fails if it is too late: the version is being retired.
     pub(crate) fn pin(&mut self, of: (CheckpointId, Number), pinned: bool) -> Result<bool, ApiError> {
         if pinned {
             self.check_stays(&of)?;
@@ -128,7 +129,7 @@ impl Gc {
     }
 
     /// # Errors
-    /// The version's retirement was begun.
+    /// Fails if the version's retirement was begun.
     pub(crate) fn check_stays(&self, of: &(CheckpointId, Number)) -> Result<(), ApiError> {
         if !self.begun.contains(of) {
             return Ok(());
@@ -137,7 +138,7 @@ impl Gc {
         Err(ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls` shows what there is"))
     }
 
-    /// Keeps a version while what this gives lives.
+    /// Keeps a version while the returned value lives.
     pub(crate) fn hold(&mut self, of: (CheckpointId, Number)) -> Arc<()> {
         let hold = Arc::new(());
         self.held.retain(|(_, held)| held.strong_count() > 0);
@@ -145,7 +146,7 @@ impl Gc {
         hold
     }
 
-    /// Whether a person asked to retire it.
+    /// Whether a person asked to retire the version.
     pub(crate) fn is_wished(&self, of: &(CheckpointId, Number)) -> bool {
         self.wishes.contains(of)
     }
@@ -154,27 +155,27 @@ impl Gc {
         self.held.iter().any(|(held, end)| held == of && end.strong_count() > 0)
     }
 
-    /// Somebody wants the checkpoint after all.
+    /// Drops an administrator's removal of a checkpoint, because it is wanted after all.
     pub(crate) fn unwish(&mut self, id: &CheckpointId) {
         self.wishes.retain(|(wished, _)| wished != id);
     }
 
-    /// Forgets why retention took the names of a version away: they are back.
+    /// Forgets why retention removed the names of a version, because they are back.
     pub(crate) fn end_withdrawal(&mut self, of: &(CheckpointId, Number)) {
         self.withdrawn.remove(of);
     }
 
-    /// The same for versions that are found in the tree, however they came back.
+    /// Does the same for versions that are found in the tree, however they came back.
     fn end_withdrawals(&mut self, verdicts: &[Verdict]) {
         let shown = verdicts.iter().filter(|verdict| verdict.shown);
         let shown: BTreeSet<_> = shown.map(|verdict| (&verdict.id, verdict.number)).collect();
         self.withdrawn.retain(|(id, number), _| !shown.contains(&(id, *number)));
     }
 
-    /// How the tree stands to a version. `names`: a name of it means these bytes; `superseded`: a newer version of the checkpoint is
-    /// committed.
+    /// Returns whether the tree shows a version, and if not, why. `names`: a name of the tree means these bytes; `superseded`: a newer
+    /// version of the checkpoint is committed.
     pub(crate) fn standing(&self, of: &(CheckpointId, Number), names: bool, superseded: bool) -> Standing {
-        // Names that a newer version holds too are that one's.
+        // Names that a newer version also holds count as that version's.
         if names && !superseded {
             return Standing::Shown;
         }
@@ -185,23 +186,23 @@ impl Gc {
         }
     }
 
-    /// Somebody waits: what failed before is tried again at once.
+    /// Makes a pass due at once and ends all pauses, because a person waits.
     pub(crate) fn collect_afresh(&mut self) {
         self.waiting.clear();
         self.next = Instant::now();
     }
 }
 
-/// What retention says of one committed version.
+/// Retention's verdict on a committed version.
 pub(crate) struct Verdict {
     pub(crate) id: CheckpointId,
     pub(crate) number: Number,
-    /// The tree shows it: its names go first.
+    /// Whether the tree shows it, so that its names must go first.
     pub(crate) shown: bool,
     pub(crate) keep: Keep,
 }
 
-/// A manifest's files under all their names.
+/// Lists a manifest's files under all their names.
 pub(crate) fn listed(manifest: &Manifest) -> Vec<Listed<'_>> {
     let named = manifest.files.iter().flat_map(|entry| {
         let links = manifest.hard_links.iter().filter(|link| link.to == entry.path).map(|link| &link.path);
@@ -212,7 +213,7 @@ pub(crate) fn listed(manifest: &Manifest) -> Vec<Listed<'_>> {
 }
 
 impl Engine {
-    /// Looks when it is time, and begins to give up at most one version.
+    /// Runs a pass of retention if it is due. Removes the names of versions that may go, and begins to retire at most one version.
     pub(crate) fn collect(&mut self, now: Instant) {
         let idle = self.may_write() && !self.draining && !self.gc.running;
         if !idle || now < self.gc.next {
@@ -241,13 +242,13 @@ impl Engine {
         }
     }
 
-    /// Takes the names of a version that may go out of the tree.
+    /// Removes the names of a version that retention lets go of from the tree.
     fn withdraw(&mut self, of: (CheckpointId, Number), reason: &str, now: Instant) {
         let (id, number) = &of;
         let Some(manifest) = self.books().version(id, *number).manifest().map(Arc::clone) else { return };
         let directories: Vec<_> =
             manifest.directories.iter().map(|directory| directory.path.clone()).collect();
-        // Also where it fails: some names are gone then.
+        // Recorded even if this fails, because some names may be gone then.
         self.gc.withdrawn.insert(of.clone(), reason.to_owned());
         let why = match self.shared.withdraw(&listed(&manifest), &directories) {
             Ok(0) => {
@@ -272,7 +273,7 @@ impl Engine {
         self.jobs.spawn(jobs::retire(Arc::clone(&self.shared), id, number, manifest, leave));
     }
 
-    /// A retirement ended.
+    /// Applies the result of a retirement.
     pub(crate) fn retired(
         &mut self,
         id: &CheckpointId,
@@ -282,7 +283,7 @@ impl Engine {
         now: Instant,
     ) {
         self.gc.running = false;
-        // The next one, as soon as may be: a policy that was just set may let go of hundreds.
+        // The next retirement may begin soon: a new policy may let go of hundreds of versions.
         self.gc.has_news();
         let of = (id.clone(), number);
         match result {
@@ -304,7 +305,7 @@ impl Engine {
                 if matches!(error.kind(), tidemark_protocol::error::ErrorKind::Fenced) {
                     self.fenced = Some(why.clone());
                 }
-                // No document gives it up: the version stands, with all its bytes.
+                // No retirement document was written: the version stands, with all its bytes.
                 if self.gc.first_try && matches!(error, CommitError::NotRetired { .. }) {
                     self.gc.begun.remove(&of);
                 }
@@ -315,8 +316,8 @@ impl Engine {
         }
     }
 
-    /// Looks now, for somebody who waits. How many versions of those wanted are still to go, and why, where nothing more will
-    /// happen by itself soon. `wanted`: these versions; or all that retention lets go of.
+    /// Makes a pass due now, for a person who waits. Returns how many of the `wanted` versions are still to be retired, and the reason if
+    /// nothing more happens by itself soon. Without `wanted`, counts all versions that retention lets go of.
     pub(crate) fn collect_now(
         &mut self,
         wanted: Option<&(CheckpointId, Vec<Number>)>,
@@ -331,7 +332,7 @@ impl Engine {
                     left += 1;
                     stuck = stuck.or_else(|| Some(self.gc.waiting.get(&(id, number))?.why.clone()));
                 }
-                // Somebody opened or pinned it meanwhile.
+                // The version was opened or pinned meanwhile.
                 Keep::Kept { reason } if is_wanted && wanted.is_some() => {
                     left += 1;
                     stuck = stuck.or(Some(reason));
@@ -342,9 +343,9 @@ impl Engine {
         (left, stuck.filter(|_| left > 0))
     }
 
-    /// An administrator removes a checkpoint: its names now, its committed versions as soon as they may.
+    /// Removes a checkpoint for an administrator: its committed versions are retired as soon as they may be. Returns their numbers.
     ///
-    /// The error says which version may not go, and why: then nothing was done.
+    /// The error says which version may not be retired, and why. Nothing was changed then.
     pub(crate) fn remove(&mut self, id: &CheckpointId) -> Result<Vec<Number>, String> {
         let book = &self.ledger.books[id];
         let committed = book.versions.iter().filter(|(_, version)| version.checkpoint.is_committed());
@@ -400,7 +401,7 @@ mod tests {
         VersionId { run, directory, timeline, version }
     }
 
-    /// Leave to retire it: two newer ones are committed, and only the last is to be kept.
+    /// Returns the leave to retire version 1: two newer ones are committed, and only the last is to be kept.
     fn leave() -> Retirement {
         let at = |completed_at_ns| Committed {
             version: version_id(),
@@ -420,7 +421,7 @@ mod tests {
         }
     }
 
-    /// Whether it counts as begun after a try that ended so.
+    /// Whether the retirement counts as begun after a try that ended with `error`.
     fn is_begun_after(engine: &mut Engine, error: CommitError) -> bool {
         let (id, number) = of(1);
         engine.gc.begin((id.clone(), number));
@@ -428,7 +429,7 @@ mod tests {
         engine.gc.is_begun(&id, number)
     }
 
-    /// A page of a proxy is read for the retirement, before and after one that may have reached Tier-3.
+    /// Reads a proxy's page in place of the retirement, before and after a try that may have reached Tier-3.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_version_that_no_document_gives_up_stands_unless_an_earlier_try_may_have_given_it_up() {
         let (_folder, tier1) = tier1();
@@ -460,7 +461,7 @@ mod tests {
         assert_eq!(gc.standing(&of(1), false, false), withdrawn());
         assert_eq!(gc.standing(&of(1), false, true), withdrawn(), "and then the name was saved again");
         assert_eq!(gc.standing(&of(2), false, false), Standing::Gone, "another version");
-        // Whoever puts the names back, the next who takes them may be the job.
+        // However the names came back, the job may be the next to remove them.
         gc.end_withdrawals(&[found(1, true)]);
         assert_eq!(gc.standing(&of(1), false, false), Standing::Gone);
         gc.withdrawn.insert(of(1), reason());

@@ -1,10 +1,10 @@
 //! Generations of loose files that Tier-3 no longer has to keep.
 //!
-//! Owns: which paths are looked at and when, one at a time; that what a file in the tree has its bytes in stays. Does not own: the
-//! rule (`protocol::loose`), reading and deleting (`save::generations`).
+//! Owns: which paths are examined and when, one at a time; keeping generations that hold the bytes of a file in the tree. Does not own:
+//! the rule (`protocol::loose`), reading and deleting (`save::generations`).
 //!
-//! A path is looked at when it has collected some generations, when a removal of it stands in Tier-3, after a start, and when a
-//! person asks. What a look finds is not remembered: Tier-3 says it again.
+//! A path is examined when it has collected some generations, when a removal of it stands in Tier-3, after a start, and when a
+//! person asks. Results are not remembered, because Tier-3 can be read again.
 
 use crate::node::Shared;
 use crate::node::book::{LooseBook, LooseStage};
@@ -27,29 +27,29 @@ use tidemark_protocol::loose;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::report::{ApiError, CheckpointRef, ErrorCode, EventLevel, GcRow, Removal, Undelete};
 
-/// Generations that a path collects between two looks at it: each look is a listing and some reads.
+/// Generations that a path collects between two examinations: each costs a listing and some reads.
 const LOOK_AFTER: u64 = 8;
 
-/// With fewer there is nothing to give up.
+/// Generations from which a path is examined. With fewer, there is nothing to delete.
 const LOOK_FROM: u64 = 3;
 
-/// How long a removal waits for Tier-3 to have it.
+/// Longest wait of a removal until Tier-3 has it.
 const TREE_WITHIN: Duration = Duration::from_secs(60);
 
-/// Between two looks at how far the deletes are, for somebody who waits.
+/// Interval at which a waiting command checks how far the deletes are.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// What the loop keeps for it.
+/// State of the loop for deleting generations.
 #[derive(Debug, Default)]
 pub(crate) struct Generations {
-    /// Paths to look at, and whether a person asked only what would go.
+    /// Paths to examine, and whether a person asked only what would be deleted.
     due: BTreeMap<RelPath, bool>,
     running: bool,
-    /// Paths of which the last look failed.
+    /// Paths whose last examination failed.
     waiting: BTreeMap<RelPath, Waiting>,
-    /// An administrator removed these: they go whatever the policy says of removals.
+    /// Files that an administrator removed: their generations go, whatever the policy says of removals.
     wishes: BTreeMap<RelPath, Generation>,
-    /// What the looks since a person asked last found.
+    /// Rows found since a person asked last.
     rows: Vec<GcRow>,
 }
 
@@ -60,7 +60,7 @@ struct Waiting {
     why: String,
 }
 
-/// How a look, or the deletes that followed, ended.
+/// Result of an examination, or of the deletes that followed.
 #[derive(Debug)]
 pub(crate) struct Sifted {
     path: RelPath,
@@ -75,11 +75,11 @@ enum Outcome {
     GivenUp(Going),
 }
 
-/// What is given up of a path.
+/// Generations of a path that are being deleted.
 #[derive(Debug)]
 struct Going {
     generations: BTreeSet<Generation>,
-    /// The objects that their sidecars named, with the bytes that those should hold.
+    /// Objects that their sidecars named, with the bytes that these should hold.
     objects: Vec<(FileId, SealNumber, String)>,
 }
 
@@ -93,13 +93,13 @@ async fn give_up(shared: Arc<Shared>, path: RelPath, newest: Generation, going: 
     Done::Sifted(Sifted { path, newest, only_look: false, result: result.map(|()| Outcome::GivenUp(going)) })
 }
 
-/// The directory that a loose file lies in, as a policy names it.
+/// Returns the directory that a loose file lies in, as a policy names it.
 fn run_of(path: &RelPath) -> RunPath {
     path.parent().and_then(|parent| RunPath::new(parent).ok()).unwrap_or_else(RunPath::root)
 }
 
 impl Generations {
-    /// After a start: nobody knows which paths have some to give up.
+    /// Returns the state after a start, with all paths due that have enough generations: which of them can be deleted is not known.
     pub(crate) fn after_start<'a>(loose: impl Iterator<Item = (&'a RelPath, &'a LooseBook)>) -> Self {
         let many = |book: &LooseBook| book.generation.is_some_and(|generation| generation.0 >= LOOK_FROM);
         let due = loose.filter(|(_, book)| many(book)).map(|(path, _)| (path.clone(), false)).collect();
@@ -113,7 +113,7 @@ impl Generations {
         self.due.insert(path, false);
     }
 
-    /// A further generation of a loose file arrived.
+    /// Records that a further generation of a loose file arrived.
     pub(crate) fn collects(&mut self, path: &RelPath, generation: Generation) {
         if generation.0.is_multiple_of(LOOK_AFTER) {
             self.due.entry(path.clone()).or_insert(false);
@@ -134,7 +134,7 @@ impl Generations {
         wished || shared.settings.retention.policy_of(&run_of(path)).honour_removals
     }
 
-    /// A person asks: all that may have something to give up are looked at.
+    /// Makes all paths due that may have generations to delete, because a person asks.
     pub(crate) fn sift_all(&mut self, ledger: &Ledger, only_look: bool) {
         self.rows.clear();
         self.waiting.clear();
@@ -149,7 +149,7 @@ impl Generations {
 }
 
 impl Shared {
-    /// Whether a file in the tree has its bytes in this generation, under whatever name, or a program has it open.
+    /// Whether a file in the tree, under whatever name, has its bytes in this generation, or a program has it open.
     pub(crate) fn needs(&self, sidecar: &LooseSidecar) -> bool {
         let file = &sidecar.file;
         let listed = Listed { path: &file.path, file: file.file, seal: file.seal, key: &file.key };
@@ -159,7 +159,7 @@ impl Shared {
 }
 
 impl Engine {
-    /// Tier-3 has further removals now. `before`: those that it had.
+    /// Makes paths due whose removal Tier-3 has only now. `before` are the removals that it had.
     pub(crate) fn removals_stand(&mut self, before: &BTreeMap<RelPath, Generation>) {
         for (path, generation) in &self.tree.told.loose {
             let is_new = before.get(path) != Some(generation);
@@ -170,13 +170,13 @@ impl Engine {
         }
     }
 
-    /// The last removal of a path that Tier-3 has.
+    /// Returns the last removal of a path that Tier-3 has.
     fn removal_of(&self, path: &RelPath) -> Option<loose::Removal> {
         let until = *self.tree.told.loose.get(path)?;
         Some(loose::Removal { until, counts: self.generations.removal_counts(&self.shared, path, until) })
     }
 
-    /// Looks at one path that is due.
+    /// Begins to examine one path that is due.
     pub(crate) fn sift(&mut self, now: Instant) {
         if self.generations.running || self.draining || !self.may_write() {
             return;
@@ -249,7 +249,7 @@ impl Engine {
         }
     }
 
-    /// How many paths are still to be looked at, and why, where nothing more happens by itself soon.
+    /// Returns how many paths are still to be examined, and the reason if nothing more happens by itself soon.
     fn sift_left(&self) -> (u64, Option<String>) {
         let due = self.generations.due.len() as u64;
         let left = due + u64::from(self.generations.running);
@@ -262,20 +262,20 @@ impl Engine {
     }
 }
 
-/// What a person sees of a generation of a loose file.
+/// Returns the reference by which a person sees a generation of a loose file.
 fn reference(path: &RelPath, generation: Generation) -> CheckpointRef {
     let version = Version(generation.0);
     CheckpointRef { timeline: Timeline(0), step: None, version, path: path.to_string() }
 }
 
 impl Engine {
-    /// Takes the name of a loose file out of the tree, where it still has it, so that its generations go; the last of those.
-    /// `None`: there is no such file.
+    /// Removes the name of a loose file from the tree, if it is still there, so that its generations are deleted. Returns the last
+    /// generation; `None` if there is no such file.
     fn remove_loose(&mut self, path: &RelPath) -> Option<Result<Generation, String>> {
         let here = self.ledger.loose.get(path);
         let book = here.or_else(|| self.ledger.removed_loose.get(path))?;
         if here.is_none() && self.shared.namespace.node_at(path.as_bytes()).is_some() {
-            return None; // What has the name now is something else.
+            return None; // Something else has the name now.
         }
         let generation = book.generation;
         if here.is_some() {
@@ -308,7 +308,7 @@ impl Engine {
         let node = node.ok_or("it could not be put back; the log says why")?;
         if let Some(book) = self.ledger.removed_loose.get_mut(path) {
             let of = (sidecar.file.file, sidecar.file.seal);
-            // A start takes the newest generation. Where that is another, these bytes go to Tier-3 once more, above it.
+            // A start takes the newest generation. If that is another one, these bytes are uploaded again, as a newer generation.
             let is_newest = book.generation == Some(sidecar.generation);
             book.stage = if is_newest { LooseStage::Uploaded { of } } else { LooseStage::Idle };
             book.stored = LooseStored::of(sidecar).compared();
@@ -332,7 +332,7 @@ fn path_of(wanted: &Wanted) -> Option<RelPath> {
 }
 
 impl Node {
-    /// Removes a loose file: its name from the tree, its generations from Tier-3. `None`: it names no loose file.
+    /// Removes a loose file: its name from the tree, its generations from Tier-3. `None`: `wanted` names no loose file.
     pub(crate) async fn remove_loose(&self, wanted: &Wanted) -> Result<Option<Removal>, ApiError> {
         let Some(path) = path_of(wanted) else { return Ok(None) };
         let asked = path.clone();
@@ -342,7 +342,7 @@ impl Node {
             let what = format!("{path} is not removed: {why}");
             ApiError::new(ErrorCode::Failed, what, "close it, then say it again")
         })?;
-        // Nothing goes before Tier-3 has the removal.
+        // Nothing is deleted before Tier-3 has the removal.
         let place = path.parent().map_or_else(Vec::new, |parent| parent.as_bytes().to_vec());
         self.flush(place, true, Some(TREE_WITHIN), |_| {}).await.ok_or_else(ending)?;
         let (rows, left, trouble) = self.sift(false).await?;
@@ -355,7 +355,7 @@ impl Node {
         Ok(Some(Removal { path: text, versions: gone.len() as u64, left, trouble }))
     }
 
-    /// Puts a loose file that was removed into the tree again. `None`: it names none.
+    /// Puts a loose file that was removed into the tree again. `None`: `wanted` names no removed loose file.
     pub(crate) async fn undelete_loose(&self, wanted: &Wanted) -> Result<Option<Undelete>, ApiError> {
         let Some(path) = path_of(wanted) else { return Ok(None) };
         let asked = path.clone();
@@ -378,8 +378,8 @@ impl Node {
         Ok(Some(Undelete { checkpoint, files: 1 }))
     }
 
-    /// Looks at all loose files that may have generations to give up: a row for each generation, how many paths were left over, and
-    /// why. Without `only_look` they are gone when this returns.
+    /// Examines all loose files that may have generations to delete. Returns a row for each generation, how many paths were left over,
+    /// and why. Without `only_look`, the generations are deleted when this returns.
     pub(crate) async fn sift(&self, only_look: bool) -> Result<(Vec<GcRow>, u64, Option<String>), ApiError> {
         self.ask(move |engine| engine.generations.sift_all(&engine.ledger, only_look))
             .await

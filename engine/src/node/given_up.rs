@@ -1,10 +1,10 @@
-//! Whether what was looked at still counts: retention, a person or the job may have given it up meanwhile.
+//! Whether an examined object still counts: retention, a person or the job may have retired it meanwhile.
 //!
-//! Owns: who lists an object now, and forgetting what was found of objects that were given up. Does not own: giving up (`gc`,
-//! `generations`), the looks (`verify`, `scrub`).
+//! Owns: what refers to an object now, and forgetting faults of objects that were retired. Does not own: retiring (`gc`,
+//! `generations`), the examinations (`verify`, `scrub`).
 //!
-//! A look takes seconds, and what it looks at was listed before. Bytes that are missing because their version was retired are no loss, unless
-//! a name of this tree means them: another coordinator gave them up without knowing of that name.
+//! An examination takes seconds, and its objects were listed before. Bytes that are missing because their version was retired are no
+//! loss, unless a name of this tree means them: another coordinator retired them without knowing of that name.
 //! `_RETIRED` stands, and the sidecar of a generation is gone, before the first of its bytes is deleted.
 
 use crate::node::Shared;
@@ -25,34 +25,34 @@ use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::path_text;
 
-/// Who counts on an object now, as far as the loop knows.
+/// Whether an object counts now, as far as the loop knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counts {
-    /// The tree shows its bytes, or the version stands that it belongs to.
+    /// The tree shows its bytes, or its version stands.
     Yes,
-    /// Nobody but a removal that can be taken back, for as long as the generation has its sidecar.
+    /// Only a removal that can be undone needs the object, for as long as the generation has its sidecar.
     WhileDescribed,
     No,
 }
 
-/// What bytes that are bad or missing come to.
+/// Consequence of bytes that are bad or missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// They count.
+    /// The bytes count.
     Counts,
-    /// Another coordinator gave their version up, though a name of this tree means these bytes. They are missed, and not written again:
-    /// that retirement may be deleting them.
+    /// Another coordinator retired their version, although a name of this tree means these bytes. The loss is reported, but the bytes are
+    /// not written again: that retirement may be deleting them.
     Missed {
-        /// The tree shows them by this very object.
+        /// Whether the tree shows them by this very object.
         is_noted: bool,
     },
-    /// They count for nothing any more.
+    /// The bytes do not count any more.
     GivenUp,
 }
 
 impl Node {
-    /// What became of an object that is bad or missing. Costs one request where the loop does not know: Tier-3 says what another coordinator gave
-    /// up, too. An unknown answer is none.
+    /// Returns whether an object that is bad or missing still counts. If the loop does not know, costs one request: Tier-3 also records
+    /// what another coordinator retired. An unknown answer counts as no retirement.
     pub(super) async fn fate(&self, of: (FileId, SealNumber), key: &str) -> Fate {
         let asked = key.to_owned();
         let known = move |engine: &mut Engine| {
@@ -62,7 +62,7 @@ impl Node {
                 engine.shared.is_noted(of, &asked),
             )
         };
-        // A loop that has stopped notes nothing either.
+        // A stopped loop records no faults either.
         let Some((counts, is_held, is_noted)) = self.ask(known).await else { return Fate::GivenUp };
         let is_given_up = match (counts, key.parse::<Key>()) {
             (Counts::No, _) => true,
@@ -85,7 +85,7 @@ impl Node {
         if is_given_up { Fate::GivenUp } else { Fate::Counts }
     }
 
-    /// Whether a version's retirement stands in Tier-3. An unknown answer is none, and so is one that is no document of it.
+    /// Whether a version's retirement stands in Tier-3. False if the answer is unknown, or is not the version's document.
     pub(super) async fn is_retired(&self, version: &VersionId) -> bool {
         matches!(read_retired(&self.shared().drain.store, version, None).await, Ok(Ok(_)))
     }
@@ -113,7 +113,8 @@ pub(crate) struct StillCounts<'a> {
 }
 
 impl<'a> StillCounts<'a> {
-    /// Who counts on the object under this key, which should hold the bytes `of`. Costs a pass over the versions where others wrote it.
+    /// Returns whether the object under this key, which should hold the bytes `of`, counts. If others wrote it, costs a pass over the
+    /// versions.
     pub(crate) fn counts(self, of: (FileId, SealNumber), key: &str) -> Counts {
         match key.parse::<Key>() {
             Ok(Key::Data { version, .. }) if self.is_going(&version) && !self.shared.is_noted(of, key) => {
@@ -125,9 +126,9 @@ impl<'a> StillCounts<'a> {
                 Key::Loose { path: PathOrHash::Path(path), .. }
                 | Key::LooseParts { path: PathOrHash::Path(path), .. },
             ) if !self.ledger.removed_loose.contains_key(&path) => Counts::No,
-            // Of a long path the key has no more than its hash.
+            // For a long path the key has only its hash.
             Ok(Key::Loose { .. } | Key::LooseParts { .. }) => Counts::WhileDescribed,
-            // What others wrote is never deleted here, and counts while anything lists it.
+            // Objects that others wrote are never deleted here, and count while anything lists them.
             Ok(_) | Err(_) => {
                 let listed = || {
                     self.standing_manifests().flat_map(|manifest| &manifest.files).any(|file| file.key == key)
@@ -137,7 +138,7 @@ impl<'a> StillCounts<'a> {
         }
     }
 
-    /// Whether a version was given up, or its retirement may stand in Tier-3 already. Of one that is not known nobody can say so.
+    /// Whether a version was retired, or its retirement may stand in Tier-3 already. False for an unknown version.
     fn is_going(self, version: &VersionId) -> bool {
         let id = CheckpointId { run: version.run.clone(), directory: version.directory.clone() };
         let number = (version.timeline, version.version);
@@ -145,7 +146,7 @@ impl<'a> StillCounts<'a> {
         known.is_some_and(|known| known.checkpoint.is_aborted() || self.gc.is_begun(&id, number))
     }
 
-    /// The manifests of all committed versions that are not being given up.
+    /// Returns the manifests of all committed versions that are not being retired.
     fn standing_manifests(self) -> impl Iterator<Item = &'a Manifest> {
         let books = self.ledger.books.values();
         let versions = books
@@ -154,14 +155,14 @@ impl<'a> StillCounts<'a> {
         standing.filter_map(|(.., version)| version.manifest().map(|manifest| &**manifest))
     }
 
-    /// The files of committed versions that may lie at or below `place`, with all objects that hold their bytes.
+    /// Returns the files of committed versions that may lie at or below `place`, with all objects that hold their bytes.
     pub(crate) fn stored(self, place: &[u8]) -> BTreeMap<(FileId, SealNumber), Listed> {
         let mut stored: BTreeMap<_, Listed> = BTreeMap::new();
         let books = self.ledger.books.values().map(|book| (book, book.path()));
         for (book, path) in
             books.filter(|(book, path)| covers(path, place) || self.by_path().is_about(place, book))
         {
-            // What is being given up may be gone in part.
+            // A version that is being retired may be gone in part.
             let stays = book.versions.iter().filter(|(number, _)| !self.gc.is_begun(&book.id, **number));
             let manifests = stays.filter_map(|(_, version)| version.manifest());
             let files = manifests.flat_map(|manifest| &manifest.files);
@@ -188,8 +189,8 @@ impl<'a> StillCounts<'a> {
 }
 
 impl Engine {
-    /// Forgets what was found of objects that were given up, and of their bytes where nothing else lists those. Costs nothing where nothing was
-    /// found, else a pass over the versions.
+    /// Forgets faults of objects that were retired, and faults of their bytes if nothing else lists these. Costs nothing if no fault was
+    /// known, else a pass over the versions.
     pub(super) fn forget_found<'a>(&mut self, objects: impl Iterator<Item = (FileId, SealNumber, &'a str)>) {
         let mut bytes = BTreeSet::new();
         for (file, seal, key) in objects {
@@ -211,7 +212,7 @@ impl Engine {
         }
     }
 
-    /// Forgets what was found of the documents of a checkpoint of which no version is committed any more.
+    /// Forgets faults of a checkpoint's documents, if no version of it is committed any more.
     pub(super) fn forget_documents(&mut self, id: &CheckpointId) {
         let book = &self.ledger.books[id];
         if book.committed().is_none() {
@@ -235,7 +236,7 @@ mod tests {
     use tidemark_protocol::recognise::Rules;
     use tidemark_store::{MemoryStore, Store};
 
-    /// Between the listing and the look: the name is back, or its generations were given up.
+    /// Checks what may happen between the listing and the examination: the name is back, or its generations were deleted.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_removed_file_counts_for_as_long_as_it_can_be_brought_back() {
         let (_folder, tier1) = tier1();
