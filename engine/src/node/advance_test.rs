@@ -1,4 +1,4 @@
-//! Tests of `advance`: what content of others in the way of a version comes to.
+//! Tests of `advance`: consequences of others' content in the way of a version.
 
 use super::*;
 use crate::node::Node;
@@ -28,7 +28,7 @@ fn version_id((timeline, version): Number) -> VersionId {
     VersionId { run, directory, timeline, version }
 }
 
-/// A version whose first phase has just ended, one way or the other.
+/// Returns a version whose first phase has just ended, with or without success.
 fn begun(number: Number) -> VersionBook {
     let record = Record {
         format: FORMAT,

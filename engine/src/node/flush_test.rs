@@ -1,4 +1,4 @@
-//! Tests of `flush`: whose word holds, and how many are kept.
+//! Tests of `flush`: which words hold, and how many are kept.
 
 use super::{FlushOutcome, Flushes, Waiter, Waits, covers};
 use crate::node::book::Book;
@@ -82,7 +82,7 @@ fn a_place_covers_itself_and_what_is_below_it_only() {
     assert!(!covers(b"r/a", b"r"));
 }
 
-/// Tier-3 is taken up some time after the mount serves: until then nothing is decided with what is said and found.
+/// Tier-3 is recovered some time after the mount serves. Until then, words and faults are kept, and nothing is decided with them.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_said_and_found_before_tier_3_is_taken_up_is_known_after_it() {
     let (_folder, tier1) = tier1();
@@ -105,7 +105,7 @@ async fn what_was_said_and_found_before_tier_3_is_taken_up_is_known_after_it() {
         engine.scrub.bad.insert(of, "its host copy is bad".into());
         engine.scrub.unmended.push(("r/step1.pt".into(), "its record is not there".into()));
         let before = words(engine, &said_of);
-        // What Tier-3 holds says nothing of it.
+        // The recovered state does not contain these.
         engine.decide_from_now_on(Recovered::default());
         (before, words(engine, &said_of))
     };

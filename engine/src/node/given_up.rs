@@ -40,8 +40,8 @@ pub(crate) enum Counts {
 pub(super) enum Fate {
     /// The bytes count.
     Counts,
-    /// Another coordinator retired their version, although a name of this tree means these bytes. The loss is reported, but the bytes are
-    /// not written again: that retirement may be deleting them.
+    /// Another coordinator retired their version, although a name of this tree means these bytes. The bytes are missed, but not written
+    /// again: that retirement may be deleting them.
     Missed {
         /// Whether the tree shows them by this very object.
         is_noted: bool,

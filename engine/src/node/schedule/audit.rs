@@ -1,7 +1,7 @@
-//! What must hold in the shared memory after every request, whoever made it.
+//! Invariants that must hold in the shared memory after every request of any start.
 //!
-//! Owns: the sentences, read from the memory itself; what was truly saved, to compare with. Does not own: what a start
-//! believes (`life`). A sentence that does not hold is a panic; the trace is printed where the schedule was begun.
+//! Owns: the invariants, checked in the memory itself; the bytes that were truly saved, to compare with. Does not own: the beliefs of
+//! a start (`life`). A violation panics; the trace is printed where the schedule was begun.
 
 use super::tally::{Seen, Tally};
 use super::wire::{Bucket, Call};
@@ -32,27 +32,27 @@ pub(super) struct Audit {
     attempts: BTreeMap<VersionId, BTreeSet<AttemptId>>,
     /// The record of every version that was ever committed.
     committed: BTreeMap<VersionId, Record>,
-    /// What was whole and proven when a start began to read: it must not decide against that.
+    /// Versions that were whole and proven when a start began to read: the start must not abort them.
     whole: BTreeMap<u64, BTreeSet<VersionId>>,
-    /// How often a start looked at the epoch, and what it decided.
+    /// How often a start read the epoch, and which decisions it made.
     looks: BTreeMap<u64, (usize, BTreeSet<String>)>,
-    /// The highest that was raised.
+    /// The highest epoch that was raised.
     pub(super) epoch: u64,
 }
 
 impl Audit {
-    /// What an attempt's files are.
+    /// Records the bytes of an attempt's files.
     pub(super) fn save(&mut self, record: &Record, files: Saved) {
         self.saved.insert((record.version.clone(), record.attempt), files);
     }
 
-    /// The committed versions that nobody gave up.
+    /// Returns the committed versions that were not retired.
     pub(super) fn standing(&self, bucket: &Bucket) -> BTreeSet<VersionId> {
         let stands = |version: &&VersionId| !is_retired(bucket, version);
         self.committed.keys().filter(stands).cloned().collect()
     }
 
-    /// A start begins to read what is there.
+    /// Records that a start begins to read the shared memory.
     pub(super) fn reading_begins(&mut self, bucket: &Bucket, start: u64) {
         let undecided = self.attempts.keys().filter(|version| marker(bucket, version).is_none());
         let whole = undecided.filter(|version| {
@@ -69,7 +69,7 @@ impl Audit {
         self.whole.remove(&start);
     }
 
-    /// What may be written and deleted; before it is.
+    /// Checks, before a request happens, that it may write or delete its key.
     pub(super) fn before(&mut self, bucket: &Bucket, start: u64, call: &Call, tally: &mut Tally) {
         if let Call::AbortUpload(upload) = call
             && let Some((key, by)) = bucket.uploads.get(&upload.upload_id)
@@ -144,7 +144,7 @@ impl Audit {
         }
     }
 
-    /// A start looks at the epoch for each of its decisions; only so one that was superseded notices.
+    /// Checks that a start reads the epoch for each of its decisions: only so does a superseded start notice that.
     fn looks_before_it_decides(&mut self, start: u64, call: &Call) {
         let (looks, decided) = self.looks.entry(start).or_default();
         if matches!(call, Call::List { prefix, .. } if *prefix == Series::Epoch.prefix()) {
@@ -159,7 +159,7 @@ impl Audit {
         }
     }
 
-    /// The newest committed versions of a run are never given up, whatever a start knows of them.
+    /// Checks that the newest committed versions of a run are never retired, whatever a start knows of them.
     fn may_retire(&self, version: &VersionId) {
         let record = self.committed.get(version);
         let record = record.unwrap_or_else(|| panic!("{version} is given up and was never committed"));
@@ -167,7 +167,7 @@ impl Audit {
         assert!(newer >= ALWAYS_KEPT, "{version} is given up with {newer} newer committed versions");
     }
 
-    /// What a key must be, after it was written or deleted.
+    /// Checks a key after it was written or deleted.
     pub(super) fn after(&mut self, bucket: &Bucket, start: u64, key: &str) {
         let parsed: Key = key.parse().expect("looked at before");
         let Some(version) = parsed.version().cloned() else { return };
@@ -200,8 +200,8 @@ impl Audit {
         self.holds(bucket, &version);
     }
 
-    /// A marker that says commit names a manifest that is there and names its record's files and no others, and each is
-    /// there with the very bytes that were saved; until the version is given up.
+    /// Checks a commit marker, until its version is retired. The marker must name a manifest that exists. The manifest must name exactly
+    /// the record's files. Each file must exist with the very bytes that were saved.
     fn holds(&self, bucket: &Bucket, version: &VersionId) {
         if !self.committed.contains_key(version) {
             return;
@@ -234,7 +234,7 @@ impl Audit {
         assert_eq!(found, self.saved[&(version.clone(), attempt)][&file.path], "{key} was never saved so");
     }
 
-    /// Every version, every sentence.
+    /// Checks all invariants for every version.
     pub(super) fn all(&self, bucket: &Bucket) {
         self.committed.keys().for_each(|version| self.holds(bucket, version));
         for (key, body) in &self.bodies {
@@ -245,8 +245,8 @@ impl Audit {
         }
     }
 
-    /// Nothing is left of what was decided against or given up, and a boundary names what was given up; of what is
-    /// decided nothing is being uploaded.
+    /// Checks that nothing is left of aborted or retired versions, that a boundary names each retired version, and that no decided
+    /// version is still being uploaded.
     pub(super) fn all_is_swept(&self, bucket: &Bucket) {
         for version in self.attempts.keys() {
             let Some(marker) = marker(bucket, version) else { continue };
@@ -264,8 +264,8 @@ impl Audit {
     }
 }
 
-/// Deletes are of what an attempt left, below a decision that it is no more; a version that was committed has to be
-/// given up first, and named by the boundary.
+/// Checks that `key` may be deleted: it belongs to an attempt whose version was decided about. A committed version must be retired
+/// first, and named by the boundary.
 fn may_delete(bucket: &Bucket, key: &str) {
     let parsed: Key = key.parse().expect("a key of ours");
     let below =
@@ -280,13 +280,13 @@ fn may_delete(bucket: &Bucket, key: &str) {
     }
 }
 
-/// The decision about a version, as it stands.
+/// Returns the decision about a version, as it stands.
 pub(super) fn marker(bucket: &Bucket, version: &VersionId) -> Option<Marker> {
     let bytes = bucket.get(&Key::Committed { version: version.clone() }.to_string())?;
     Some(Marker::parse(&bytes).expect("a marker that can be read"))
 }
 
-/// The decision about the version of a file's bytes.
+/// Returns the decision about the version that a file's object belongs to.
 fn marker_of(bucket: &Bucket, key: &str) -> Option<Marker> {
     let Ok(Key::Data { version, .. }) = key.parse() else { panic!("{key} is uploaded in parts") };
     marker(bucket, &version)
@@ -306,7 +306,7 @@ pub(super) fn boundary_names(bucket: &Bucket, version: &VersionId) -> bool {
     })
 }
 
-/// The record of an attempt of which every file is prepared.
+/// Returns the record of an attempt, if every file of it is prepared.
 fn whole(bucket: &Bucket, version: &VersionId, attempt: AttemptId) -> Option<Record> {
     let record = bucket.get(&Key::Record { version: version.clone(), attempt }.to_string())?;
     let record = Record::parse(&record).expect("a record that can be read");

@@ -1,8 +1,8 @@
-//! The seed of a schedule, and how unfriendly it makes it.
+//! The seed of a schedule, and the trouble that it causes.
 //!
 //! Owns: the generator, the chances of each trouble. Does not own: what a trouble is (`world`).
 
-/// A small generator (`SplitMix64`): what it gives for a seed does not change with a library.
+/// A small generator (`SplitMix64`): its numbers for a seed do not change with a library.
 #[derive(Debug, Clone)]
 pub(super) struct Rng(pub(super) u64);
 
@@ -32,16 +32,16 @@ impl Rng {
     }
 }
 
-/// How unfriendly a schedule is; chances in a thousand, for each request.
+/// Chances of each trouble in a schedule, in a thousand, for each request.
 #[derive(Debug, Clone)]
 pub(super) struct Chaos {
     pub(super) rng: Rng,
-    /// The next request is of the same start as the last: some schedules alternate, some run one far ahead.
+    /// Chance that the next request is from the same start as the last: some schedules alternate, others run one start far ahead.
     pub(super) stick: u64,
     pub(super) stall: u64,
-    /// A start stands still just when it is about to decide, which is when it does most harm.
+    /// Chance that a start stalls just before it decides, when that does most harm.
     pub(super) stall_at_decision: u64,
-    /// Of a decision one answer after the other is lost, up to where its caller gives up.
+    /// Chance that answers to a decision are lost one after the other, possibly until its caller gives up.
     pub(super) silence: u64,
     pub(super) doubt: u64,
     pub(super) away: u64,

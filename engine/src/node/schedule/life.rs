@@ -1,8 +1,8 @@
-//! One start of a daemon, as far as Tier-3 sees it: it raises the epoch, recovers, saves, proves and gives up.
+//! A start of a daemon, as far as Tier-3 sees it: it raises the epoch, recovers, saves, proves and retires versions.
 //!
 //! Owns: which of the engine's own functions are called when, and what must be true of their answers. Does not own:
-//! what they do; when a request of theirs happens (`world`). The node loop, its threads and its clocks are not here:
-//! what they would say comes from the seed, and the states of a version are the rules' own (`protocol::checkpoint`).
+//! the functions; when one of their requests happens (`world`). The node loop, its threads and its clocks are left out:
+//! the seed decides in their place, and the states of a version are the rules' own (`protocol::checkpoint`).
 
 use super::audit::{is_retired, marker};
 use super::chaos::Rng;
@@ -44,20 +44,20 @@ use tidemark_tier1::Tier1;
 const CHECKPOINTS: [&str; 2] = ["a", "b"];
 const FILES_MAX: u64 = 2;
 const FILE_BYTES_MAX: u64 = 24;
-/// How often a start tries again what failed, before it ends with that undone.
+/// Tries of an operation that fails, after which the start ends without it.
 const TRIES_MAX: u32 = 5;
-/// Small, since every start has its own: some hundred changes of names and files.
+/// Size of a start's journal, for some hundred changes of names and files. Small, because every start has its own.
 const JOURNAL_BYTES: u64 = 64 << 10;
 const O_RDWR: i32 = 2;
 
-/// How much one start does.
+/// Amount of work of one start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Work {
     pub(super) saves: u64,
     pub(super) looks: u64,
 }
 
-/// One start.
+/// A start of a daemon.
 #[derive(Debug)]
 pub(super) struct Life {
     world: Arc<World>,
@@ -78,7 +78,7 @@ impl Life {
         Self { world, start, wire, shared, books, rng: RefCell::new(rng), files, fenced: Cell::new(false) }
     }
 
-    /// From the first request to the last. What fails for good ends it, as it ends a daemon.
+    /// Runs the start from its first request to its last. A failure for good ends it, as it ends a daemon.
     pub(super) async fn run(&self, work: Work) {
         if !self.begin().await {
             return;
@@ -104,7 +104,7 @@ impl Life {
         future::join3(saver, other_saver, self.retain(work.looks)).await;
     }
 
-    /// Fences and recovers; whether it may go on.
+    /// Fences older starts, and recovers. Returns whether the start may go on.
     pub(super) async fn begin(&self) -> bool {
         match raise_epoch(self.wire.as_ref(), Epoch(self.start)).await {
             Ok(highest) if highest <= Epoch(self.start) => {}
@@ -131,8 +131,8 @@ impl Life {
         }
     }
 
-    /// What a recovery believes is so: it has every version that stood when it began and stands yet, and none of what
-    /// it takes for dead stands.
+    /// Checks that a recovery knows every version that stood when it began and still stands, and that no version stands that it takes for
+    /// aborted.
     fn knows_what_stands(
         &self,
         before: &std::collections::BTreeSet<VersionId>,
@@ -165,7 +165,7 @@ impl Life {
         });
     }
 
-    /// One save: its bytes, its record, and the way to its marker.
+    /// Saves a checkpoint: its bytes, its record, and the steps up to its marker.
     async fn save(&self) {
         let (id, number, todo) = self.plan();
         self.advance(&id, number, todo).await;
@@ -221,7 +221,7 @@ impl Life {
         (id, number, todo)
     }
 
-    /// Bytes in Tier-1 under a seal, as a program's save leaves them.
+    /// Puts bytes into Tier-1 under a seal, as a program's save leaves them.
     fn sealed(&self, path: RelPath, bytes: &[u8]) -> AttemptFile {
         let namespace = &self.shared.namespace;
         let caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: 0, request: 0 };
@@ -239,7 +239,7 @@ impl Life {
         AttemptFile { entry, attributes: Attributes::default(), chunks, pin: Some(Arc::new(pin)) }
     }
 
-    /// Evidence comes for what was only settled, of this start or an earlier one.
+    /// Brings evidence for some versions of this start or an earlier one that were only settled.
     async fn prove_settled(&self) {
         let settled: Vec<(CheckpointId, Number)> = {
             let books = self.books.borrow();
@@ -264,7 +264,7 @@ impl Life {
         }
     }
 
-    /// Carries out what the rules say of one version, until they say nothing more or this start gives up.
+    /// Carries out the rules' commands for one version, until there are no more or this start gives up.
     async fn advance(&self, id: &CheckpointId, number: Number, todo: Vec<CheckpointCommand>) {
         let mut todo = VecDeque::from(todo);
         let mut tries = 0;
@@ -303,7 +303,7 @@ impl Life {
         }
     }
 
-    /// Phase 2, and what its answer means must be so.
+    /// Runs phase 2 of a version, and checks that its answer is true.
     async fn decide(&self, id: &CheckpointId, number: Number) -> CheckpointEvent {
         let mut attempt = self.take(id, number);
         let (evidence, detail) = {
@@ -342,7 +342,7 @@ impl Life {
         }
     }
 
-    /// What an error of a job is to the rules, as the node loop has it.
+    /// Returns the event that an error of a job is to the rules, as in the node loop.
     fn failed(&self, error: &CommitError) -> CheckpointEvent {
         self.world.note(self.start, format_args!("was told: {error}"));
         match (error.kind(), error) {
@@ -358,7 +358,7 @@ impl Life {
         }
     }
 
-    /// Gives up what retention lets go of, one at a time.
+    /// Retires versions that retention lets go of, one at a time.
     async fn retain(&self, looks: u64) {
         for _ in 0..looks {
             self.rest().await;
@@ -388,7 +388,7 @@ impl Life {
         }
     }
 
-    /// The first version that may go, by everything that this start knows.
+    /// Returns the first version that may be retired, by everything that this start knows.
     fn let_go(
         &self,
     ) -> Option<(CheckpointId, Number, Arc<Manifest>, tidemark_protocol::retention::Retirement)> {
@@ -408,9 +408,9 @@ impl Life {
         })
     }
 
-    /// Lets others go on.
+    /// Lets other starts go on.
     async fn rest(&self) {
-        // Nothing is asked, so nothing can be answered otherwise.
+        // The request asks nothing, so its answer does not matter.
         let _ = self.wire.ask(Call::Rest).await;
     }
 
@@ -426,7 +426,7 @@ impl Life {
         self.world.with(|state| state.audit.epoch > self.start)
     }
 
-    /// Whether no newer version took its place meanwhile.
+    /// Whether the version is alive: no newer one took its place meanwhile.
     fn is_alive(&self, id: &CheckpointId, number: Number) -> bool {
         self.version(id, number, |version| version.checkpoint.is_alive())
     }
@@ -483,7 +483,7 @@ fn row(record: &Record) -> Committed {
     }
 }
 
-/// What a start has at hand, with empty memory.
+/// Returns the shared state of a start with empty memory.
 pub(in crate::node) fn shared(store: Arc<dyn Store>, tier1: &Arc<Tier1>, start: u64) -> Arc<Shared> {
     let incarnation = Incarnation(start);
     let life = NodeLife { node: "n".parse().unwrap(), incarnation };

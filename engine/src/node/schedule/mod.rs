@@ -1,20 +1,21 @@
-//! Two and three coordinators over one Tier-3, any order of their requests, lost answers, late requests, deaths.
+//! Test of two or three coordinators over one Tier-3, with any order of their requests, lost answers, late requests, and deaths.
 //!
-//! Goal: whatever the order is, no marker ever names missing or different data, there is one decision about a version,
-//! nothing is deleted before it is given up, and the newest committed versions are never given up. Method: the engine's
-//! own functions (`raise_epoch`, `recover`, `Attempt`, `commit`, `retire`, `sweep`) over a store whose every request waits until a
-//! seeded schedule lets it happen; after each, the sentences of `audit` are read from the memory itself.
+//! Goal: in any order, no marker ever names missing or different data, there is one decision about a version, nothing is deleted before
+//! it is retired, and the newest committed versions are never retired.
+//!
+//! Method: the engine's own functions (`raise_epoch`, `recover`, `Attempt`, `commit`, `retire`, `sweep`) run over a store in which every
+//! request waits until a seeded schedule lets it happen. After each request, `audit` checks its invariants in the memory itself.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `wire` | requests as data, and what they do |
-//! | `world` | which one happens next, and what its caller hears |
-//! | `chaos` | the seed, and how unfriendly it is |
-//! | `life` | what one start of a daemon does |
-//! | `audit` | what must hold |
-//! | `tally` | what was exercised |
+//! | `wire` | requests as data, and their effects |
+//! | `world` | which request happens next, and which answer its caller gets |
+//! | `chaos` | the seed, and the chances of trouble |
+//! | `life` | the work of one start of a daemon |
+//! | `audit` | invariants |
+//! | `tally` | counts of the exercised cases |
 //!
-//! `TIDEMARK_SCHEDULE_SEED=7` runs one schedule and prints its trace; `TIDEMARK_LONG` runs more of them. Not in here: loose
+//! `TIDEMARK_SCHEDULE_SEED=7` runs one schedule and prints its trace; `TIDEMARK_LONG` runs more of them. Not covered: loose
 //! files, pins, the tree, participants on several nodes.
 
 mod audit;
@@ -36,7 +37,7 @@ use tally::{Seen, Tally};
 use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
 use world::World;
 
-/// How many schedules are run, and with `TIDEMARK_LONG`.
+/// Schedules that are run without `TIDEMARK_LONG`; with it, [`SCHEDULES_LONG`].
 const SCHEDULES: u64 = 1000;
 const SCHEDULES_LONG: u64 = 200_000;
 /// Schedules at once: each is one thread, and CI has two.
@@ -44,7 +45,7 @@ const THREADS: usize = 2;
 /// Starts of one schedule, over all its coordinators.
 const STARTS: u64 = 7;
 
-/// Prints what led to a failure.
+/// Prints the trace that led to a failure.
 struct Told<'a>(&'a World, u64, bool);
 
 impl Drop for Told<'_> {
@@ -78,7 +79,7 @@ fn schedule(seed: u64, tier1: &Arc<Tier1>, tell: bool) -> Arc<World> {
     world
 }
 
-/// One machine: a daemon that starts again when it ended, a while later.
+/// Runs one machine: a daemon that starts again some time after it ended.
 async fn coordinator(world: &Arc<World>, tier1: &Arc<Tier1>, mut rng: Rng, starts: u64) {
     for _ in 0..starts {
         let (start, died) = world.start();
@@ -88,7 +89,7 @@ async fn coordinator(world: &Arc<World>, tier1: &Arc<Tier1>, mut rng: Rng, start
             biased;
             _ = died => {}
             () = life.run(work) => {
-                // Most end; of some what they began in the background goes on beside their successor.
+                // Most starts end here. For the others, background work goes on beside their successor.
                 if rng.permille(700) {
                     world.bury(start);
                 }
@@ -98,8 +99,8 @@ async fn coordinator(world: &Arc<World>, tier1: &Arc<Tier1>, mut rng: Rng, start
     world.with(|state| state.running -= 1);
 }
 
-/// When everybody is gone and everything has arrived: what stands is whole, two starts that nothing disturbs agree on it,
-/// what is dead is swept, and saving goes on.
+/// Checks the state after all starts are gone and all requests have arrived: standing versions are whole, two undisturbed starts agree
+/// on them, and dead versions are swept.
 async fn at_rest(world: &Arc<World>, tier1: &Arc<Tier1>, rng: &mut Rng) {
     let mut known = BTreeSet::new();
     for round in 0..2 {
@@ -130,7 +131,7 @@ async fn at_rest(world: &Arc<World>, tier1: &Arc<Tier1>, rng: &mut Rng) {
     world.with(|state| state.audit.all_is_swept(&state.bucket));
 }
 
-/// Memory for a test, and the folder that it goes with.
+/// Returns memory for a test, and the folder whose end removes it.
 pub(in crate::node) fn tier1() -> (tempfile::TempDir, Arc<Tier1>) {
     let folder = tempfile::Builder::new().prefix("tidemark-schedule-").tempdir_in("/dev/shm").unwrap();
     let medium = MediumChoice::Directory(folder.path().to_path_buf());

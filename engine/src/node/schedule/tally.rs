@@ -1,15 +1,15 @@
-//! What the schedules exercised: one that contests nothing proves nothing.
+//! Counts of the cases that the schedules exercised: a schedule without conflicts proves nothing.
 //!
-//! Owns: the kinds and their counts. Does not own: when one happened (`world`, `audit`, `life`).
+//! Owns: the kinds and their counts. Does not own: detecting a case (`world`, `audit`, `life`).
 
-/// What a schedule exercises.
+/// Case that a schedule exercises.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seen {
     Schedule,
     Request,
     Start,
     Death,
-    /// Lost answers: to what happened, to what never did, to what happens later.
+    /// Lost answers: to a request that happened, to one that never happens, to one that happens later.
     DoubtDone,
     DoubtNotDone,
     DoubtLate,
@@ -21,14 +21,14 @@ pub(super) enum Seen {
     Retirement,
     Delete,
     UploadAborted,
-    /// A version of which two starts had an attempt.
+    /// A version for which two starts had an attempt.
     Contested,
-    /// A decision that another's marker took.
+    /// A decision that lost against another start's marker.
     Lost,
-    /// Such a decision of a recovery.
+    /// A decision of a recovery that lost so.
     LostInRecovery,
     FencedStart,
-    /// A write of a start whose epoch was not the highest any more.
+    /// A write by a start whose epoch was not the highest any more.
     ZombieWrite,
 }
 
@@ -57,7 +57,7 @@ impl Seen {
     ];
 }
 
-/// How often.
+/// Number of times that each case happened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Tally([u64; Seen::ALL.len()]);
 

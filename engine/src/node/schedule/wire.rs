@@ -1,7 +1,7 @@
-//! The way of one start's requests to the shared memory, held up until the schedule lets each happen.
+//! Path of one start's requests to the shared memory: each is held up until the schedule lets it happen.
 //!
-//! Owns: requests as data, what each does to the memory, multipart uploads that somebody began. Does not own: when one
-//! happens and what its caller hears (`world`), what may happen (`audit`).
+//! Owns: requests as data, their effects on the memory, unfinished multipart uploads. Does not own: when a request
+//! happens and which answer its caller gets (`world`), what may happen (`audit`).
 
 use super::world::World;
 use async_trait::async_trait;
@@ -18,7 +18,7 @@ use tidemark_store::{
     UnfinishedUpload, UploadLimits, Uploaded, part_ranges,
 };
 
-/// One request.
+/// A request to the store.
 #[derive(Debug, Clone)]
 pub(super) enum Call {
     Create {
@@ -44,7 +44,7 @@ pub(super) enum Call {
     Begin {
         key: String,
     },
-    /// Makes the object of an upload.
+    /// Completes an upload, which creates its object.
     Complete {
         upload: String,
         body: Bytes,
@@ -54,11 +54,11 @@ pub(super) enum Call {
     },
     Uploads,
     AbortUpload(UnfinishedUpload),
-    /// Nothing: its caller lets time pass.
+    /// Does nothing: the caller lets time pass.
     Rest,
 }
 
-/// What a request gives.
+/// Answer to a request.
 #[derive(Debug)]
 pub(super) enum Answer {
     Created(Created),
@@ -83,7 +83,7 @@ impl Call {
         }
     }
 
-    /// It makes or undoes a version.
+    /// Whether the request commits, aborts or retires a version.
     pub(super) fn decides(&self) -> bool {
         let Self::Create { key, .. } = self else { return false };
         matches!(key.parse(), Ok(Key::Committed { .. } | Key::Retired { .. }))
@@ -93,7 +93,7 @@ impl Call {
         matches!(self.operation(), Operation::Create | Operation::Upload | Operation::Delete)
     }
 
-    /// The key or what stands for it.
+    /// Returns the key, or what stands for it.
     pub(super) fn key(&self) -> &str {
         match self {
             Self::Create { key, .. }
@@ -131,16 +131,16 @@ impl Call {
     }
 }
 
-/// The memory that all starts share, and the uploads in it that are not objects yet.
+/// Memory that all starts share, and the uploads in it that are not objects yet.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     pub(super) memory: MemoryStore,
-    /// By id: the key, and who began it.
+    /// By upload id: the key, and the start that began it.
     pub(super) uploads: BTreeMap<String, (String, u64)>,
     uploads_begun: u64,
 }
 
-/// Memory answers at once.
+/// Returns the answer of memory, which comes at once.
 fn now<T>(call: impl Future<Output = T>) -> T {
     call.now_or_never().expect("memory answers at once")
 }
@@ -155,7 +155,7 @@ impl Bucket {
         listing.keys.into_iter().map(|head| head.key).collect()
     }
 
-    /// The key that a request writes or deletes, when it happens.
+    /// Returns the key that a request writes or deletes when it happens.
     pub(super) fn target(&self, call: &Call) -> Option<String> {
         match call {
             Call::Create { key, .. } | Call::Delete { key } => Some(key.clone()),
@@ -164,7 +164,7 @@ impl Bucket {
         }
     }
 
-    /// Lets a request happen.
+    /// Applies a request to the memory.
     pub(super) fn happen(&mut self, start: u64, call: Call) -> Result<Answer, StoreError> {
         let memory = &self.memory;
         match call {
@@ -180,9 +180,9 @@ impl Bucket {
                 Ok(Answer::Upload(id))
             }
             Call::Complete { ref upload, ref body } => {
-                // Aborted meanwhile, or completed by the same request before: the store knows no such upload.
+                // If the upload was aborted meanwhile, or completed before by the same request, the store knows no such upload.
                 let Some((key, _)) = self.uploads.remove(upload) else { return Err(call.unavailable()) };
-                // An upload writes over what is there, which only ever are the same bytes (`audit` looks).
+                // An upload overwrites the object. The bytes are always the same, which `audit` checks.
                 now(memory.delete(&key)).and_then(|()| now(memory.create(&key, body.clone())))?;
                 now(memory.head(&key)).map(Answer::Head)
             }
@@ -203,16 +203,16 @@ impl Bucket {
     }
 }
 
-/// Tier-3 as one start of a daemon has it.
+/// Tier-3 as one start of a daemon sees it.
 #[derive(Debug)]
 pub(super) struct Wire {
     pub(super) world: Arc<World>,
-    /// Its epoch, and its incarnation: no two starts have the same.
+    /// Number of the start, used as its epoch and its incarnation: no two starts have the same.
     pub(super) start: u64,
 }
 
 impl Wire {
-    /// Asks, and waits for the answer; for ever when this start died.
+    /// Sends a request and waits for its answer; for ever if this start died.
     pub(super) async fn ask(&self, call: Call) -> Result<Answer, StoreError> {
         match self.world.wait(self.start, call).await {
             Ok(answer) => answer,
@@ -221,7 +221,7 @@ impl Wire {
     }
 }
 
-/// The answer that belongs to the request.
+/// Unwraps the answer that belongs to the request. Panics on any other.
 macro_rules! expect {
     ($answer:expr, $variant:ident) => {
         match $answer? {
@@ -247,7 +247,7 @@ impl Store for Wire {
         found.map(|bytes| bytes.expect("a range that is there"))
     }
 
-    /// Nobody waits, the others only get a turn: a schedule that is replayed from its seed must not depend on a clock.
+    /// Yields to the other starts without waiting: a schedule that is replayed from its seed must not depend on a clock.
     async fn pause(&self, _length: Duration) {
         tokio::task::yield_now().await;
     }
@@ -260,7 +260,7 @@ impl Store for Wire {
         expect!(self.ask(Call::List { prefix: prefix.to_owned(), delimiter }).await, Listing)
     }
 
-    /// As an object store does it: begun, then completed; given up when that fails, and left when the caller dies.
+    /// Uploads as an object store does: begins, then completes. Aborts the upload if that fails; leaves it if the caller dies.
     async fn upload(
         &self,
         key: &str,
@@ -268,7 +268,7 @@ impl Store for Wire {
         limits: &UploadLimits,
     ) -> Result<Uploaded, StoreError> {
         let mut body = BytesMut::new();
-        // Here and not on the blocking pool: a second thread would make a schedule depend on the machine.
+        // Read here and not on the blocking pool: a second thread would make a schedule depend on the machine.
         for range in part_ranges(source.size_bytes(), limits.part_bytes) {
             let part = source.read_part(range);
             body.extend_from_slice(
@@ -282,7 +282,7 @@ impl Store for Wire {
             Ok(Answer::Head(Some(head))) => Ok(Uploaded { etag: head.etag, size_bytes: head.size_bytes }),
             Ok(other) => panic!("{other:?} is no answer to this"),
             Err(error) => {
-                // What becomes of that does not matter to the caller.
+                // The result of the abort does not matter to the caller.
                 let _ = self.abort_upload(&UnfinishedUpload { key: key.to_owned(), upload_id }).await;
                 Err(error)
             }

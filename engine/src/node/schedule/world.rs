@@ -1,7 +1,7 @@
-//! What happens next: one request at a time, chosen by a seed, with what its caller hears of it.
+//! Order of events: lets one request happen at a time, chosen by a seed, and decides which answer its caller gets.
 //!
-//! Owns: who waits, which request happens, lost answers, requests that arrive late, deaths, the trace. Does not own:
-//! what a request does (`wire`), what must hold (`audit`), what a start does (`life`).
+//! Owns: waiting requests, which of them happens, lost answers, requests that arrive late, deaths, the trace. Does not own:
+//! the effect of a request (`wire`), invariants (`audit`), the work of a start (`life`).
 //!
 //! Everything runs on one thread and nothing looks at a clock, so a seed is a schedule.
 
@@ -15,13 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidemark_store::StoreError;
 use tokio::sync::oneshot;
 
-/// A start that waits for longer than this while nobody waits for the store will wait for ever.
+/// Turns in a row without any request while a start runs. After more, the start counts as waiting for ever.
 const IDLE_TURNS_MAX: u32 = 10_000;
-/// The longest time, in requests of others, for which a start stands still: a few whole lives of another.
+/// Longest stall of a start, in requests of others: a few whole lives of another start.
 const STALL_MAX: u64 = 400;
-/// More lost answers in a row than any caller bears: five times five (`commit`, `drain`).
+/// Most lost answers in a row, more than any caller bears: five times five (`commit`, `drain`).
 const SILENCE_MAX: u64 = 30;
-/// So many lines of the trace are printed.
+/// Most lines of the trace that are printed.
 const TRACE_SHOWN: usize = 1500;
 
 #[derive(Debug)]
@@ -29,19 +29,19 @@ struct Waiting {
     start: u64,
     call: Call,
     answer: oneshot::Sender<Result<Answer, StoreError>>,
-    /// It was not chosen yet.
+    /// Whether the request was not chosen yet.
     fresh: bool,
 }
 
-/// What happens to a request.
+/// Fate of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Happens,
-    /// It does not happen, and its caller knows.
+    /// The request does not happen, and its caller knows.
     Refused,
     LostBefore,
     LostAfter,
-    /// Its answer is lost, and it arrives later.
+    /// The answer is lost, and the request arrives later.
     Late,
     DiesBefore,
     DiesAfter,
@@ -58,7 +58,7 @@ pub(super) struct State {
     deaths: BTreeMap<u64, oneshot::Sender<()>>,
     buried: BTreeSet<u64>,
     stalled: BTreeMap<u64, u64>,
-    /// Of whom, to which key, how many more answers are lost.
+    /// Start and key whose answers are lost, and how many more of them.
     silence: Option<(u64, String, u64)>,
     starts: u64,
     arrived: u64,
@@ -68,7 +68,7 @@ pub(super) struct State {
     trace: Vec<(u64, String)>,
 }
 
-/// Tier-3, and everybody's requests to it.
+/// Tier-3, and the requests of all starts to it.
 #[derive(Debug, Default)]
 pub(super) struct World {
     state: Mutex<State>,
@@ -80,7 +80,7 @@ impl World {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // What is wrong was found under the lock, and is printed from it.
+        // A failed check panics under the lock, and its trace is printed from there: a poisoned lock is still read.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -95,7 +95,7 @@ impl World {
         answered
     }
 
-    /// The next start: its number, which is its epoch too, and what tells that it died.
+    /// Begins the next start. Returns its number, which is also its epoch, and a receiver that is notified of its death.
     pub(super) fn start(&self) -> (u64, oneshot::Receiver<()>) {
         let (death, died) = oneshot::channel();
         self.with(|state| {
@@ -106,7 +106,7 @@ impl World {
         })
     }
 
-    /// Its process is gone: nothing more of it reaches the store.
+    /// Ends a start's process: no further request of it reaches the store.
     pub(super) fn bury(&self, start: u64) {
         self.with(|state| {
             state.buried.insert(start);
@@ -115,7 +115,7 @@ impl World {
         });
     }
 
-    /// A moment later than any before.
+    /// Returns a moment later than any before, in nanoseconds.
     pub(super) fn now_ns(&self) -> i64 {
         self.with(|state| {
             state.clock_ns += 1;
@@ -127,7 +127,7 @@ impl World {
         self.with(|state| state.trace.push((start, what.to_string())));
     }
 
-    /// The trace, for a failure.
+    /// Returns the trace, for a failure.
     pub(super) fn told(&self) -> String {
         let state = self.lock();
         let skipped = state.trace.len().saturating_sub(TRACE_SHOWN);
@@ -135,7 +135,7 @@ impl World {
         format!("({skipped} lines before)\n{}", shown.collect::<String>())
     }
 
-    /// Lets one request after the other happen until nobody runs and nothing is on its way.
+    /// Lets one request after the other happen, until no start runs and no request is on its way.
     pub(super) async fn drive(self: Arc<Self>, mut chaos: Chaos) {
         let mut idle = 0;
         loop {
@@ -152,7 +152,7 @@ impl World {
         }
     }
 
-    /// Lets everybody run until they wait for the store.
+    /// Lets all starts run until each waits for the store.
     async fn settle(&self) {
         loop {
             let before = self.with(|state| state.arrived);
@@ -177,7 +177,7 @@ impl State {
         let late = !self.late.is_empty();
         if late && (self.waiting.is_empty() || chaos.rng.permille(100)) {
             let (start, call) = self.late.swap_remove(chaos.rng.index(self.late.len()));
-            // Whoever sent it does not hear of it any more.
+            // The sender gets no answer any more.
             let _ = self.happen(start, call, "late");
             return Stepped::Moved;
         }
@@ -303,7 +303,7 @@ impl State {
         let all = std::mem::take(&mut self.waiting);
         let (gone, stay): (Vec<_>, Vec<_>) = all.into_iter().partition(|waiting| waiting.start == start);
         self.waiting = stay;
-        // What was sent when it died may arrive yet.
+        // Requests that were sent before the death may still arrive.
         for Waiting { call, .. } in gone {
             if call.writes() && chaos.rng.permille(500) {
                 self.late.push((start, call));
