@@ -70,7 +70,7 @@ fn goes_on(engine: &mut Engine) {
     }
 }
 
-/// The loop decides nothing by itself here, so that each step is the test's.
+/// Starts a node whose loop decides nothing by itself, so that the test makes each step.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_of_others_is_tried_again_and_then_each_further_version_waits() {
     let (_folder, tier1) = tier1();

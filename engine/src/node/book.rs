@@ -298,7 +298,7 @@ pub(crate) struct LooseBook {
     pub(crate) closed: Option<Generation>,
     /// Since when Tier-3 is known to lack some of its bytes.
     pub(crate) lacking: Option<Instant>,
-    /// The last time its bytes were read although somebody might write them.
+    /// The last read of its bytes during which they might have been written.
     pub(crate) read: Option<Read>,
     /// Duration of the last upload.
     pub(crate) took: Duration,

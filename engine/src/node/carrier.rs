@@ -14,8 +14,9 @@ use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
 
 impl Ledger {
-    /// Returns the name that carries a file's bytes: the first that is not temporary, because a checkpoint's version or the file itself is
-    /// uploaded under it; else the first loose one, which is no part in flight of a checkpoint; else the first. None if it has no name.
+    /// Returns the name that carries a file's bytes; none if it has no name. Preference: the first name that is not temporary, because
+    /// a checkpoint's version or the file itself is uploaded under it; then the first loose one, which is no part in flight of a
+    /// checkpoint; then the first.
     pub(crate) fn carrier(&self, node: NodeId) -> Option<&RelPath> {
         let names = self.paths_of(node);
         if names.len() < 2 {

@@ -80,9 +80,9 @@ impl<'a> BadCopies<'a> {
         objects
     }
 
-    /// Returns a row for everything at or below `place` that would not outlive this node, because its copy in Tier-3 is damaged: files of
-    /// the tree without a good object, and files of each checkpoint's newest committed version that was not removed. Costs a pass over both
-    /// if anything is known to be bad.
+    /// Returns a row for everything at or below `place` that would not outlive this node, because its copy in Tier-3 is damaged. Covers
+    /// files of the tree without a good object, and the newest committed version of each checkpoint that was not removed. Costs a pass
+    /// over both if anything is known to be bad.
     pub(crate) fn damaged(self, place: &[u8]) -> Vec<Pending> {
         let Scrub { bad_objects, unmended, .. } = &self.engine.scrub;
         if bad_objects.is_empty() && unmended.is_empty() {

@@ -89,7 +89,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book, told: Told) ->
     let Some(candidate) = &book.candidate else { return Outcome::nothing() };
     let mut files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
     if files.len() != candidate.files.len() {
-        // The scope is being grouped again; it becomes due then.
+        // The scope is being grouped again, which makes the book due.
         return Outcome::nothing();
     }
     // Names without bytes make nothing whole: they count as not there.

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use tidemark_protocol::report::{Event, EventLevel};
 use tokio::sync::watch;
 
-/// Events kept. A save makes a handful, so this is some hundred saves, and half a MiB.
+/// Most events kept. A save makes a handful, so this is enough for some hundred saves, and takes half a MiB.
 const EVENTS_MAX: usize = 4096;
 
 /// The events of this start of the daemon; all calls take `&self`.

@@ -94,8 +94,8 @@ impl Node {
     /// Writes a committed version into a new directory outside of the mount: the newest of the checkpoint, or `number`.
     ///
     /// # Errors
-    /// Fails if there is no such checkpoint, or several are meant; if the target exists; if no copy of a file verifies; if Tier-3 is away;
-    /// if the disk is full; if the daemon is ending. After an error, nothing is left at the target.
+    /// Fails if no checkpoint or several are meant, the target exists, no copy of a file verifies, Tier-3 is away, the disk is full, or
+    /// the daemon is ending. After an error, nothing is left at the target.
     pub async fn export(
         &self,
         wanted: Wanted,

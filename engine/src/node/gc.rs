@@ -24,8 +24,8 @@ use tidemark_protocol::retention::{Keep, Retirement, Standing};
 
 /// Interval between two passes of retention while nothing happens that may let a version go.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Rest after a pass, as a multiple of its duration, unless a person waits: a pass asks the tree about every committed file, and the
-/// loop has other work.
+/// Rest after a pass, as a multiple of its duration. A pass asks the tree about every committed file, and the loop has other work. If
+/// a person waits, there is no rest.
 const REST_TIMES: u32 = 20;
 
 /// State of the loop for retiring versions.

@@ -1,7 +1,7 @@
 //! Test of two or three coordinators over one Tier-3, with any order of their requests, lost answers, late requests, and deaths.
 //!
-//! Goal: in any order, no marker ever names missing or different data, there is one decision about a version, nothing is deleted before
-//! it is retired, and the newest committed versions are never retired.
+//! Goal: in any order, no marker ever names missing or different data, and there is one decision about a version. Nothing is deleted
+//! before it is aborted or retired, and the newest committed versions are never retired.
 //!
 //! Method: the engine's own functions (`raise_epoch`, `recover`, `Attempt`, `commit`, `retire`, `sweep`) run over a store in which every
 //! request waits until a seeded schedule lets it happen. After each request, `audit` checks its invariants in the memory itself.

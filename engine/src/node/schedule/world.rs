@@ -3,7 +3,7 @@
 //! Owns: waiting requests, which of them happens, lost answers, requests that arrive late, deaths, the trace. Does not own:
 //! the effect of a request (`wire`), invariants (`audit`), the work of a start (`life`).
 //!
-//! Everything runs on one thread and nothing looks at a clock, so a seed is a schedule.
+//! Everything runs on one thread and nothing reads a clock, so a seed determines the schedule.
 
 use super::audit::Audit;
 use super::chaos::Chaos;

@@ -70,7 +70,7 @@ impl Engine {
                 }
                 (false, Names::Kept | Names::Empty) => {}
             }
-            // Nobody removed it.
+            // Hidden by the daemon, not removed by the job.
             self.visibility.out_of_sight.insert((id, number));
         }
     }

@@ -97,7 +97,7 @@ impl Engine {
         }
     }
 
-    /// Lists the files at or below `place` of hidden versions that nobody removed. Files that could not be read may be good again.
+    /// Lists the files at or below `place` of hidden versions that were not removed. Files that could not be read may be good again.
     pub(crate) fn lost_targets(&self, place: &[u8]) -> Vec<Listed> {
         let mut paths: BTreeMap<FileId, (&RelPath, Vec<u8>)> = BTreeMap::new();
         for (id, number) in &self.visibility.out_of_sight {
@@ -126,7 +126,7 @@ impl Engine {
             return Ok(());
         };
         self.shared.hide_names(&candidate)?;
-        // Nobody removed it.
+        // Hidden by the daemon, not removed by the job.
         self.gc.keep_unshown(id.clone(), number);
         self.visibility.out_of_sight.insert((id.clone(), number));
         self.visibility.lost.insert((id.clone(), number));

@@ -64,7 +64,7 @@ pub(crate) struct Visibility {
     owed: BTreeMap<CheckpointId, Number>,
     /// Whole versions that are hidden, and get their names back once they are committed.
     on_its_way: BTreeMap<CheckpointId, OnItsWay>,
-    /// Hidden versions that nobody removed: those that cannot be read whole, those that are on their way, and parts that a stop kept.
+    /// Hidden versions that were not removed: those that cannot be read whole, those that are on their way, and parts that a stop kept.
     out_of_sight: BTreeSet<(CheckpointId, Number)>,
     /// Members of `out_of_sight` that could not be read whole.
     lost: BTreeSet<(CheckpointId, Number)>,

@@ -68,7 +68,7 @@ impl<'a> Sessions<'a> {
     /// Returns the state of the one session that all `writers` belong to. Processes that started after `before_ns` do not keep it alive,
     /// unless they wrote in the run.
     pub(crate) fn session_of(self, run: &RunPath, writers: &[&WriterId], before_ns: i64) -> Session {
-        // The first says when it was launched.
+        // The first writer's start tells when the session was launched.
         let first =
             writers.iter().min_by_key(|writer| writer.start_time_ticks).expect("a session has a writer");
         if let Some(process) = self.writer_of(run, &first.session) {

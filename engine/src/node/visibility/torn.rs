@@ -224,7 +224,7 @@ impl Engine {
         self.visibility.timetable.forget(&Subject::Torn(id.clone()));
         self.visibility.hidden.remove(id);
         let found = self.sessions().torn().into_iter().find(|(candidate, _)| candidate.id == *id);
-        // Files in flight make no checkpoint.
+        // A directory with only files in flight is no candidate: its own name is dropped.
         let unwritten = id.path().filter(|path| self.ledger.rules().named_by_directory(path).is_some());
         let names = found.map_or_else(|| Vec::from_iter(unwritten), |(candidate, _)| names_of(&candidate));
         for name in names {

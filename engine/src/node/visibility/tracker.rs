@@ -191,9 +191,9 @@ impl Engine {
     }
 
     /// Makes a tracker beside `beside` name a whole checkpoint, if its content has the flaw `wrong`. Returns false if the caller must try
-    /// again: a program has the tracker open, and it is not replaced under a reader; or a checkpoint newer than the one it could name may
-    /// become whole. Meanwhile the tracker stays, although the checkpoint that it names is missing: a job fails on that, whereas without
-    /// a tracker it would begin at step 0.
+    /// again: a program has the tracker open, or a newer checkpoint than the one it could name may become whole. A tracker is not replaced
+    /// under a reader. Meanwhile it stays, although the checkpoint that it names is missing: a job fails on that, whereas without a tracker
+    /// it would begin at step 0.
     pub(super) fn mend(
         &mut self,
         beside: &CheckpointId,

@@ -57,8 +57,8 @@ impl<'a> Beginnings<'a> {
         withheld.flat_map(|(_, found)| found.directories)
     }
 
-    /// Returns why Tier-3 must not have a file with which a save begins, or a file in flight beside it: the directory's maker lives, or
-    /// its directory is not decided about yet.
+    /// Returns why Tier-3 must not have yet a file with which a save begins, or a file in flight beside it. Either the maker of its
+    /// directory lives, or the decision about the directory is open.
     pub(crate) fn why_beginning_waits(self, path: &RelPath, now: Instant) -> Option<String> {
         if !Rules::is_foreword(path) && !self.engine.ledger.rules().is_temporary(path) {
             return None;
