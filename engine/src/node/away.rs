@@ -1,6 +1,6 @@
 //! Writes that Tier-3 does not take, and since when.
 //!
-//! Owns: the causes, each until the very operation that failed succeeds or is dropped. Does not own: retries (`apply`),
+//! Owns: the causes, each until the very operation that failed succeeds or is dropped. Does not own: retries (`advance`, `gc`, `generations`),
 //! reports for a person (`answer`).
 //!
 //! A store that is full still takes small objects, and a store that refuses some keys takes others. If any success ended
