@@ -31,7 +31,7 @@ use tidemark_protocol::report::{
 };
 use tidemark_store::StoreError;
 
-/// What imported names show, since their objects have no such attributes.
+/// Permissions of imported files and directories, since foreign objects record none.
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
 
@@ -62,11 +62,12 @@ fn away(error: &StoreError) -> ApiError {
 }
 
 impl Node {
-    /// Imports every checkpoint below `from`, a path in Tier-3, as if it had been saved below `to`. Each is committed, and in
-    /// the tree, or it is as it was.
+    /// Imports every checkpoint below `from`, a path in Tier-3, as if a job had saved it below `to`. Each one ends either committed
+    /// and in the tree, or unchanged.
     ///
     /// # Errors
-    /// Nothing there is a checkpoint; Tier-3 is away; the daemon is ending. What was imported before stays.
+    /// Fails when nothing below `from` is a checkpoint, when Tier-3 is away, or when the daemon is ending. Checkpoints that were
+    /// imported before the error stay.
     pub async fn import(
         &self,
         from: &str,
@@ -199,8 +200,8 @@ fn changed(file: &ForeignFile) -> Stays {
     Stays::Refused(format!("{} changed while it was read", file.object.key))
 }
 
-/// The record and the prepared marker of an import. Its files are of a life of their own, which nobody lives: their numbers are no
-/// file's of this node.
+/// Makes the record and the prepared marker of an import. The files get a random incarnation that no daemon has, so that no file of
+/// this node has their numbers.
 fn describe(
     checkpoint: &ForeignCheckpoint,
     sums: &[Vec<Crc64>],
@@ -262,8 +263,8 @@ fn describe(
 }
 
 impl Engine {
-    /// Whether a checkpoint may become a version under its name. Its run must be its own: beside what was saved here it would
-    /// be the newest, whatever its step, and the job would load it.
+    /// Whether a checkpoint may become a version under its name. The target run must hold imports only: beside checkpoints that
+    /// were saved here, the import would be the newest, whatever its step, and the job would load it.
     fn may_import(&self, from: &str, checkpoint: &ForeignCheckpoint) -> Result<(), Stays> {
         let refused = |why: String| Err(Stays::Refused(why));
         let id = &checkpoint.candidate.id;
@@ -343,7 +344,7 @@ impl Engine {
         Ok(Reserved { version, previous: self.books().previous(&id.run), completed_at_ns })
     }
 
-    /// It is committed: the tree shows it.
+    /// Records a committed import in its book and puts its names into the tree.
     fn imported(
         &mut self,
         id: &CheckpointId,

@@ -8,7 +8,7 @@
 use crate::node::run::retry_pause;
 use std::time::{Duration, Instant};
 
-/// What stood in the way of one checkpoint's versions since one of them reached Tier-3.
+/// Content of others that blocked versions of one checkpoint, counted since one of its versions last reached Tier-3.
 #[derive(Debug, Default)]
 pub(crate) struct InTheWay {
     in_a_row: u32,
@@ -16,36 +16,36 @@ pub(crate) struct InTheWay {
     last: Option<(Instant, String)>,
 }
 
-/// How long the next version waits after so many in a row. Not at all after the first: whoever lost one decision takes the next number at
-/// once, as another coordinator's decision is found as soon as it is met. Then as long as after a failure that may pass.
+/// Returns the pause before the next version after `in_a_row` blocked ones. The first causes none: another coordinator's decision
+/// is found at once, and the loser takes the next number immediately. Later pauses are as long as after a failure that may pass.
 fn pause_after(in_a_row: u32, longest: Duration) -> Duration {
     in_a_row.checked_sub(2).map_or(Duration::ZERO, |tries| retry_pause(tries, longest))
 }
 
 impl InTheWay {
-    /// It was found once more.
+    /// Records that a version was blocked at `now`, for the reason `why`.
     pub(crate) fn came(&mut self, now: Instant, why: String) {
         self.in_a_row = self.in_a_row.saturating_add(1);
         self.last = Some((now, why));
     }
 
-    /// A version is in Tier-3, or nobody wants one any more.
+    /// Resets the count, because a version reached Tier-3 or because no version is wanted any more.
     pub(crate) fn ended(&mut self) {
         *self = Self::default();
     }
 
-    /// Whether the next version waits yet. `longest`: the longest pause as it is now.
+    /// Whether the next version still has to wait. `longest`: the longest pause allowed now.
     pub(crate) fn waits(&self, longest: Duration, now: Instant) -> bool {
         let pause = pause_after(self.in_a_row, longest);
         self.last.as_ref().is_some_and(|(last, _)| now.saturating_duration_since(*last) < pause)
     }
 
-    /// Whether it was found again after the next number was taken.
+    /// Whether the version with the next number was blocked, too.
     pub(crate) fn lasts(&self) -> bool {
         self.in_a_row > 1
     }
 
-    /// What was found last.
+    /// Returns why a version was blocked last.
     pub(crate) fn why(&self) -> Option<&str> {
         self.last.as_ref().map(|(_, why)| why.as_str())
     }

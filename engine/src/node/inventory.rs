@@ -106,7 +106,7 @@ impl<'a> Inventory<'a> {
         rows
     }
 
-    /// What a stop kept of a checkpoint that was not whole, and that lies out of sight since.
+    /// Returns the newest partial version that is hidden. A stop of the daemon kept it of a checkpoint that was not whole.
     fn kept_out_of_sight(self, id: &CheckpointId) -> Option<(Number, &'a VersionBook)> {
         let mut versions = self.engine.ledger.books.get(id)?.versions.iter().rev();
         let is_kept = |number: Number, version: &VersionBook| {
@@ -116,7 +116,7 @@ impl<'a> Inventory<'a> {
         Some((*number, version))
     }
 
-    /// What the tree holds that no version covers: being written, torn, or waiting for evidence.
+    /// Returns the row for files in the tree that no version covers: they are being written, torn, or waiting for evidence.
     fn uncovered(self, book: &Book) -> Option<Checkpoint> {
         let candidate = book.candidate.as_ref()?;
         let files: Vec<_> = self.engine.ledger.files_of(candidate, &book.scope).collect();
@@ -196,7 +196,7 @@ impl<'a> Inventory<'a> {
         }
     }
 
-    /// Its bytes are in the memory of the node that wrote it, as far as is known.
+    /// Whether the bytes are in the memory of the node that wrote the file, as far as this node knows.
     fn is_at_home(self, view: &FileView) -> bool {
         match &view.remote {
             Some(remote) => remote.host && !self.engine.shared.is_gone(remote.home),
@@ -204,7 +204,8 @@ impl<'a> Inventory<'a> {
         }
     }
 
-    /// The size of a file that is open, or was until its writer died, is its memory's: the view has that of the last close.
+    /// Returns a file's size now. While the file is open or mapped, or after its writer died, Tier-1 knows the size: the view has
+    /// that of the last close.
     pub(crate) fn size_now(self, view: &FileView) -> u64 {
         match view.state {
             FileState::Open { .. } | FileState::Cut | FileState::Mapped => {
@@ -239,7 +240,8 @@ impl<'a> Inventory<'a> {
         })
     }
 
-    /// What the tree holds of a checkpoint, as `ls` shows it; of one that is not in the tree its newest version.
+    /// Returns the row for what the tree holds of a checkpoint, as `ls` shows it. If the tree holds nothing, the row is that of the
+    /// newest version.
     pub(crate) fn standing_row(self, book: &Book) -> Option<Checkpoint> {
         let present = self.engine.ledger.present(book);
         match present.as_ref().and_then(|present| book.covering(&self.engine.shared, present)) {

@@ -1,4 +1,4 @@
-//! What the node loop starts and hears the end of.
+//! Jobs that the node loop starts, and that report their end to it.
 //!
 //! Owns: the jobs' bodies and what they report. Does not own: when one is started and what follows (`run`).
 //!
@@ -33,7 +33,7 @@ const HEAR_AGAIN: Duration = Duration::from_millis(200);
 /// Between two looks whether a seal still gives way.
 const SEAL_PAUSE: Duration = Duration::from_millis(1);
 
-/// What a closed file's bytes are, and what they say of themselves.
+/// Checksums of a closed file, and what its content says about itself.
 #[derive(Debug)]
 pub(crate) struct Hashed {
     pub(crate) sums: SealSums,

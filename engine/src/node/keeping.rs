@@ -1,6 +1,6 @@
-//! What people say of a version: keep it, give it up, bring it back, and what would go now.
+//! Requests that people make about a version: keep it, retire it, bring it back, or list what would go now.
 //!
-//! Owns: carrying those out. Does not own: what may go (`gc`, `protocol::retention`), who asked (the daemon).
+//! Owns: carrying these requests out. Does not own: what may go (`gc`, `protocol::retention`), who asked (the daemon).
 
 use crate::node::book::Number;
 use crate::node::recover::above;
@@ -36,7 +36,8 @@ fn away(error: &StoreError) -> ApiError {
     ApiError::new(ErrorCode::Unavailable, what, "`ckptctl status` shows since when")
 }
 
-/// What has to be told to a Tier-3 that nothing is written to yet, for the reason `why`. `is_away`: it failed; else it is only being taken up.
+/// Returns the error for a request that needs writes to Tier-3 while nothing is written there, for the reason `why`. `is_away`:
+/// Tier-3 failed; otherwise it is still being recovered.
 fn nothing_is_written(why: &str, is_away: bool) -> ApiError {
     let action = if is_away {
         "repair Tier-3, which is tried again by itself, then say it again"
@@ -46,7 +47,7 @@ fn nothing_is_written(why: &str, is_away: bool) -> ApiError {
     ApiError::new(ErrorCode::Unavailable, format!("nothing is written to Tier-3 yet: {why}"), action)
 }
 
-/// Why a checkpoint is not removed whose names were to go; none where none of them is left.
+/// Returns why a checkpoint is not removed although its names were to go. `None`: no name is left.
 fn names_stay(path: &[u8], withdrawn: Result<usize, FsError>, left: usize) -> Option<ApiError> {
     let path = path_text(path);
     let (what, action) = match withdrawn {
@@ -62,7 +63,7 @@ fn names_stay(path: &[u8], withdrawn: Result<usize, FsError>, left: usize) -> Op
     Some(ApiError::new(ErrorCode::Failed, what, action))
 }
 
-/// One version that a person named.
+/// The version that a person named.
 pub(crate) struct Chosen {
     pub(crate) id: CheckpointId,
     pub(crate) number: Number,
@@ -135,10 +136,11 @@ impl Node {
         Err(ApiError::new(ErrorCode::Unavailable, what, "`ckptctl status` shows how Tier-3 is"))
     }
 
-    /// What retention lets go of; without `dry_run`, when it is gone.
+    /// Lists what retention lets go of. Without `dry_run`, returns when that is gone.
     ///
     /// # Errors
-    /// The daemon is ending, or has not taken Tier-3 up yet. What stays because Tier-3 does not take it is in the answer.
+    /// Fails when the daemon is ending or has not recovered Tier-3 yet. Removals that Tier-3 does not take are no error: the answer
+    /// lists them.
     pub async fn gc(&self, dry_run: bool, tell: impl Fn(Progress)) -> Result<Gc, ApiError> {
         if !dry_run {
             self.needs_tier3().await?;
@@ -207,11 +209,12 @@ impl Node {
         }
     }
 
-    /// Puts the names of a removed checkpoint's newest committed version into the tree again, or those of them that were removed; bytes
-    /// come when they are opened. Of a torn one that went out of sight, its files as they are.
+    /// Puts the names of a removed checkpoint's newest committed version back into the tree, or those of them that were removed.
+    /// Opening a file fetches its bytes. If the checkpoint is torn and hidden, its files come back as they are.
     ///
     /// # Errors
-    /// Nothing of it is out of sight or committed any more, or several are meant; something has the name; the daemon is ending.
+    /// Fails when nothing of it is hidden or committed any more, when `wanted` names several, when another entry has the name, or
+    /// when the daemon is ending.
     pub async fn undelete(&self, wanted: Wanted) -> Result<Undelete, ApiError> {
         if let Some(undelete) = self.undelete_loose(&wanted).await? {
             return Ok(undelete);

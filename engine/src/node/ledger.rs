@@ -1,4 +1,4 @@
-//! What the node loop knows of the tree and of every checkpoint in it.
+//! The node loop's knowledge of the tree and of every checkpoint in it.
 //!
 //! Owns: files by scope, the grouping of each scope, the books of checkpoints and loose files. Does not own: how
 //! files are grouped and when a checkpoint is complete (protocol), what is done about it (`decide`, `run`).
@@ -62,22 +62,21 @@ pub(crate) struct Ledger {
     stale: BTreeSet<Option<RelPath>>,
     pub(crate) books: BTreeMap<CheckpointId, Book>,
     pub(crate) loose: BTreeMap<RelPath, LooseBook>,
-    /// What Tier-3 holds under names that are no loose file's now: the job removed or renamed it, or the tree was not looked at
-    /// since the start. It may be the only copy of a file that has another name, and the name goes on counting when it is used
-    /// again.
+    /// Loose files of Tier-3 whose names no loose file has now: the job removed or renamed them, or the tree was not examined since
+    /// the start. An entry may be the only copy of a file that has another name. If the name is used again, its numbers continue.
     pub(crate) removed_loose: BTreeMap<RelPath, LooseBook>,
     /// The highest number that Tier-3 held for a path when the daemon started, whether it was believed or not.
     pub(crate) loose_numbers: BTreeMap<RelPath, Generation>,
-    /// Books to look at again.
+    /// Books to examine again.
     pub(crate) due: BTreeSet<CheckpointId>,
-    /// Those to look at once a scope was grouped.
+    /// Books to examine once their scope is grouped.
     put_off: BTreeSet<CheckpointId>,
     pub(crate) loose_due: Due<RelPath>,
-    /// Closed files that nobody hashes yet, the oldest first.
+    /// Closed files that no job hashes yet, the oldest first.
     pub(crate) unsealed: BTreeSet<NodeId>,
-    /// Those of them that are mapped or busy; each tick tries them again, since the lease test is a system call.
+    /// Unsealed files that are mapped or busy. Each tick tries them again, since the lease test is a system call.
     pub(crate) seals_later: BTreeSet<NodeId>,
-    /// Those whose bytes could not be read to be hashed, and why: the log says so already.
+    /// Unsealed files whose bytes could not be read for hashing, and why. The log says so already.
     pub(crate) unreadable: BTreeMap<NodeId, String>,
     /// Files that were cut and are sealed as they are.
     pub(crate) as_they_are: BTreeSet<NodeId>,
@@ -155,8 +154,8 @@ impl Ledger {
         }
     }
 
-    /// What a directory is to checkpoints may have changed, and not where it is: others' creates in it, which change its time, are too many
-    /// to look at all of its files each time.
+    /// Queues the checkpoints of a directory that changed in place, since its role for them may have changed. Skips large scopes:
+    /// each create in the directory changes its time, and examining all files each time would cost too much.
     fn look_at_directory(&mut self, path: Vec<u8>) {
         let scope = RelPath::new(path).ok().and_then(|path| self.scopes.get(&Some(path)));
         if let Some(scope) = scope.filter(|scope| scope.ids.len() <= NEIGHBOURS_MAX) {
@@ -429,12 +428,12 @@ impl Ledger {
         }
     }
 
-    /// What the tree holds at `path`.
+    /// Returns the file that the tree has at `path`.
     pub(crate) fn file(&self, path: &RelPath) -> Option<&Arc<FileView>> {
         self.scopes.get(&self.rules.scope(path))?.files.get(path)
     }
 
-    /// A file by its node, with its first name.
+    /// Returns a file by its node, with its first name.
     pub(crate) fn node(&self, node: NodeId) -> Option<(&RelPath, &Arc<FileView>)> {
         let path = self.paths.get(&node)?.first()?;
         Some((path, self.file(path).filter(|view| view.node == node)?))

@@ -1,10 +1,10 @@
 //! Files that belong to no checkpoint: what is done about each, and what follows from the end of an upload.
 //!
-//! Owns: the facts that the rule asks for, and carrying out what it says. Does not own: the moment (`protocol::loose`), the
-//! uploads (`save::loose`), which files those are (`ledger`).
+//! Owns: the facts that the rule asks for, and carrying out what it says. Does not own: the moment (`protocol::loose`), the uploads
+//! (`save::loose`), which files those are (`ledger`).
 //!
-//! Such a file has no "whole". One whose writer was killed is sealed as it is, and marked. One that is open or mapped is read as
-//! it stands, under a number that no seal has.
+//! For such a file, "whole" has no meaning. If its writer was killed, it is sealed as it is, and marked. If it is open or mapped, it is read
+//! as it stands, under a number that no seal has.
 
 use crate::node::away::Cause;
 use crate::node::book::{LooseBook, LooseStage, Read};
@@ -37,27 +37,27 @@ const TIMES_WITHIN_NS: i64 = 50_000_000;
 /// How often a file that changes while it is read is tried again before a flush names it.
 pub(crate) const READ_TRIES: u32 = 5;
 
-/// What a loose file should do next.
+/// Next step for a loose file.
 #[derive(Debug)]
 enum Action {
     None,
-    /// Look again when this moment has come. `lacking`: meanwhile Tier-3 lacks some of it.
+    /// Examine the file again at `at`. `lacking`: until then Tier-3 lacks some of it.
     Later {
         at: Instant,
         lacking: bool,
     },
-    /// Its bytes are only in Tier-3, under another name.
+    /// Fetch the bytes: only Tier-3 has them, under another name.
     Fetch(NodeId),
-    /// It was cut, and all who wrote it since closed it.
+    /// Count the file as closed: its writer was killed, but every later writer has closed it.
     Accept(NodeId),
-    /// It was cut, and is sealed as it is.
+    /// Seal the file as it is: its writer was killed.
     Seal(NodeId),
     Upload(Box<LooseUpload>),
-    /// Somebody may write it, and it is read as it stands.
+    /// Read the file as it stands: a program may still write it.
     Read(NodeId),
 }
 
-/// How an upload ended, of which the loop knows by which file, seal and generation.
+/// End of an upload, with the file, seal and generation by which the loop recognises it.
 #[derive(Debug)]
 pub(crate) struct LooseDone {
     pub(crate) path: RelPath,
@@ -213,7 +213,7 @@ fn upload_of(
 }
 
 impl LooseBook {
-    /// What of the file Tier-3 has, as far as nothing else was begun since.
+    /// Returns the file and seal that Tier-3 has, unless another upload was begun since.
     pub(crate) fn uploaded(&self) -> Option<(FileId, SealNumber)> {
         match &self.stage {
             LooseStage::Uploaded { of } => Some(*of),
@@ -221,7 +221,7 @@ impl LooseBook {
         }
     }
 
-    /// The last time that its bytes were read while somebody might write them, where Tier-3 has those.
+    /// Returns the last read of bytes that a program might have been writing, if Tier-3 has those bytes.
     fn arrived(&self, node: NodeId) -> Option<Read> {
         self.read.filter(|read| read.arrived && read.node == node)
     }

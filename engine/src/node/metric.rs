@@ -1,10 +1,10 @@
-//! What a job says of its checkpoints by `user.tidemark.metric`.
+//! Metrics that a job sets on its checkpoints by `user.tidemark.metric`.
 //!
-//! Owns: which value counts of a version, and keeping it when it was set after the commit. Does not own: what is a number,
-//! what follows from it (`protocol::retention`), when it is written (`tree`).
+//! Owns: which value counts for a version, and keeping a value that was set after the commit. Does not own: which values are
+//! numbers and what follows from them (`protocol::retention`), when the values are written (`tree`).
 //!
-//! An evaluation ends long after the save that it is about, when the manifest is fixed. So the loop takes a value down while
-//! the tree shows the version, and the tree's document keeps it.
+//! An evaluation ends long after the save that it is about, when the manifest is fixed. So the loop notes a value while the tree
+//! shows the version, and the tree document keeps it.
 
 use crate::node::Shared;
 use crate::node::book::{Book, Number, VersionBook};
@@ -18,11 +18,11 @@ use tidemark_protocol::path::{RawText, RelPath};
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::retention::{METRIC_XATTR, Metric};
 
-/// What was said of committed versions otherwise than their manifests have it.
+/// Metrics of committed versions that differ from those in their manifests.
 #[derive(Debug, Default)]
 pub(crate) struct SaidLater(BTreeMap<(CheckpointId, Number), Said>);
 
-/// A value and the name that has it; empty where it was taken away.
+/// A value and the name that carries it. If the job removed the value, it is empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Said {
     path: RelPath,
@@ -30,7 +30,7 @@ struct Said {
 }
 
 impl SaidLater {
-    /// As an earlier start wrote it down.
+    /// Restores the values that an earlier start wrote to the tree document.
     pub(crate) fn of(metrics: Vec<VersionMetric>) -> Self {
         let entry = |metric: VersionMetric| {
             let version = metric.version;
@@ -97,7 +97,7 @@ fn value_of(attributes: &Attributes) -> Option<&Base64> {
     attributes.xattrs.get(&RawText(METRIC_XATTR.as_bytes().to_vec()))
 }
 
-/// What a manifest says: the checkpoint's own directory first, then its files in order of path.
+/// Returns the value in a manifest: that of the checkpoint's own directory, else of the first file by path that has one.
 fn in_manifest(manifest: &Manifest, top: &[u8]) -> Option<Said> {
     let own = manifest.directories.iter().filter(|directory| directory.path.as_bytes() == top);
     let own = own.map(|directory| (&directory.path, &directory.attributes));
@@ -107,7 +107,7 @@ fn in_manifest(manifest: &Manifest, top: &[u8]) -> Option<Said> {
     })
 }
 
-/// Gives a name the value that its version has, where the tree was made from a manifest.
+/// Gives a name the value of its version, after the tree was made from a manifest.
 pub(crate) fn show(shared: &Shared, path: &RelPath, value: &[u8]) {
     let Some(node) = shared.namespace.node_at(path.as_bytes()) else { return };
     let caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: shared.now_ns(), request: 0 };

@@ -136,7 +136,7 @@ use tidemark_protocol::id::{FileId, Incarnation, SealNumber};
 use tidemark_protocol::key::NodeLife;
 use tidemark_tier1::Tier1;
 
-/// What the loop, its jobs and those who ask all use; each part takes care of its own threads.
+/// State that the loop, its jobs and their callers share. Each part handles concurrent use itself.
 #[derive(Debug)]
 pub struct Shared {
     pub settings: Settings,
@@ -153,7 +153,7 @@ pub struct Shared {
     pub restorer: Restorer,
     /// The other nodes, where this one is told of them.
     pub cluster: OnceLock<Arc<Cluster>>,
-    /// Who sees to copies of this node's files, where there are other nodes.
+    /// The replicator that copies this node's files, if there are other nodes.
     pub replicator: OnceLock<Arc<Replicator>>,
 }
 
@@ -188,7 +188,7 @@ impl Shared {
         self.cluster.get().is_none_or(|cluster| cluster.is_coordinator())
     }
 
-    /// What phase 1 of an attempt is done with.
+    /// Returns the parts that phase 1 of an attempt works with.
     pub(crate) fn means(&self) -> Means<'_> {
         Means {
             drain: &self.drain,

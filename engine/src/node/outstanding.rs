@@ -1,4 +1,4 @@
-//! What is not in Tier-3 yet, for those who wait for it.
+//! Files and names that are not in Tier-3 yet, for callers that wait for them.
 //!
 //! Owns: the rows of a flush, and whether waiting may shorten them. Does not own: the waiting (`flush`), what is not durable of one
 //! checkpoint (`pending`).
@@ -16,7 +16,7 @@ use tidemark_namespace::{FileState, FileView, torn_path};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{Pending, PendingReason, path_text};
 
-/// What is not in Tier-3 yet, for those who wait for it.
+/// View of the engine that lists what is not in Tier-3 yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outstanding<'a> {
     pub(crate) engine: &'a Engine,
@@ -76,7 +76,7 @@ impl<'a> Outstanding<'a> {
         self.engine.tree.may_come(since, self.engine.fenced.is_none(), self.engine.knows == Knows::All)
     }
 
-    /// What a tree that Tier-3 was not told waits for.
+    /// Returns the row for a tree whose newest names Tier-3 lacks.
     fn untold_names(self) -> Pending {
         let (reason, what) = match &self.engine.fenced {
             None => {
@@ -92,8 +92,8 @@ impl<'a> Outstanding<'a> {
         Pending { path: String::new(), reason, what }
     }
 
-    /// What Tier-3 lacks of a loose file; `None` where nothing, or where another name brings it. `asked`: since when somebody waits for
-    /// what it held then.
+    /// Returns what Tier-3 lacks of a loose file. `None`: it lacks nothing, or another name brings it. `asked`: since when a caller
+    /// waits for the content of that moment.
     pub(crate) fn lack_of(
         self,
         path: &RelPath,

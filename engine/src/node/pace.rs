@@ -1,4 +1,4 @@
-//! The two paces, towards Tier-3 and towards other nodes' memory: what they are told.
+//! The two paces, towards Tier-3 and towards other nodes' memory: when they change.
 //!
 //! Owns: when a complete version sets them, and when they are lifted. Does not own: the rates (`save::pace` and
 //! `protocol::replication`), the nodes that hear of it (`cluster`), how much has no copy (each node's `replicate`).
@@ -9,11 +9,12 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tidemark_protocol::record::Record;
 
-/// That somebody waits is told again after this, should it have been missed: when a job ends all its nodes flush, and again and again.
+/// Shortest interval between two notifications that a caller waits. A repeat replaces one that was missed. The interval limits
+/// their number, since at a job's end all its nodes flush again and again.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
 impl Shared {
-    /// Copies of this node's files are waited for, or this node ends.
+    /// Lifts the pace of copies, because a caller waits for copies of this node's files, or because this node ends.
     pub fn lift_pace_of_copies(&self) {
         if let Some(replicator) = self.replicator.get() {
             replicator.lift_pace();
@@ -21,7 +22,7 @@ impl Shared {
     }
 }
 impl Flushes {
-    /// Somebody waits until all is safe: no limits until the next version is complete.
+    /// Lifts both paces, because a caller waits until all is safe. No limit applies until the next version is complete.
     pub(crate) fn lift_paces(&mut self, shared: &Shared) {
         shared.drain.with_pace(|pace, _| pace.lift());
         shared.lift_pace_of_copies();
@@ -32,7 +33,8 @@ impl Flushes {
         }
     }
 
-    /// A version is complete, and `backlog_bytes`, its own included, are not in Tier-3. While somebody waits nothing is held back.
+    /// Sets the paces after a version became complete. `backlog_bytes`, its own included, are not in Tier-3 yet. While a caller
+    /// waits or the daemon ends, nothing is held back.
     pub(crate) fn set_paces(&mut self, shared: &Shared, draining: bool, record: &Record, backlog_bytes: u64) {
         if !self.is_empty() || draining {
             return;

@@ -1,6 +1,6 @@
-//! What of a checkpoint is not durable, and why.
+//! Content of a checkpoint that is not durable, and why.
 //!
-//! Owns: the reason that people are told, and whether waiting may bring it. Does not own: the waiting (`flush`), the upload (`run`), what
+//! Owns: the reason that people see, and whether waiting may help. Does not own: the waiting (`flush`), the upload (`run`), what
 //! counts as complete (protocol).
 
 use crate::node::Shared;
@@ -22,10 +22,10 @@ use tidemark_protocol::recognise::{CheckpointId, Shape};
 use tidemark_protocol::report::{Pending, PendingReason, path_text};
 use tidemark_protocol::shield::Named;
 
-/// What is not durable.
+/// Something that is not durable, and why.
 pub(crate) struct Row {
     pub(crate) pending: Pending,
-    /// Waiting may bring it, as far as its reason lets it.
+    /// Whether waiting may make it durable, as far as its reason allows.
     pub(crate) comes: bool,
 }
 
@@ -59,12 +59,12 @@ pub(crate) struct Saves<'a> {
 }
 
 impl<'a> Saves<'a> {
-    /// What a checkpoint waits for that is to come to Tier-3 by itself.
+    /// Returns what a checkpoint waits for, if that comes to Tier-3 by itself.
     pub(crate) fn comes(self, book: &Book) -> Option<Pending> {
         self.pending_book(book).filter(|row| row.comes).map(|row| row.pending)
     }
 
-    /// What is not durable of a checkpoint, and why.
+    /// Returns what of a checkpoint is not durable, and why.
     pub(crate) fn pending_book(self, book: &Book) -> Option<Row> {
         let path = path_text(&book.path());
         let row = |reason, what: String| Some(Row::of(Pending { path: path.clone(), reason, what }));

@@ -18,11 +18,11 @@ use tidemark_protocol::report::{Prefetch, Progress, Unfetched};
 /// Files fetched at once; each has up to `tier3.fetches_in_flight` chunks on their way.
 const FILES_IN_FLIGHT: usize = 4;
 
-/// How long what is here gives way last, to saves, and to no other prefetch: a job that is started after its checkpoint was
-/// fetched imports its packages first. Later it is like any other copy.
+/// How long a prefetched copy gives way last, to saves only, and to no other prefetch. A job that is started after its checkpoint
+/// was fetched imports its packages first. Later the copy is like any other.
 const HOLD: Duration = Duration::from_secs(10 * 60);
 
-/// What is wanted of one file.
+/// A file to fetch.
 #[derive(Debug, Clone)]
 struct Wanted {
     node: NodeId,
@@ -30,19 +30,22 @@ struct Wanted {
     size_bytes: u64,
 }
 
-/// What came of one file.
+/// Outcome for one file.
 enum Came {
-    /// It was here.
+    /// The bytes were here already.
     Here,
     Fetched,
-    /// There is no room for it that others may give.
+    /// Tier-1 has no room, and no other copy may give way.
     NoRoom(String),
     Failed(String),
 }
 
 impl Node {
-    /// Makes every file at or below `place` openable without a fetch; what is written still is here, or cannot be fetched. With `wait` it returns what came of it, and dropping
-    /// the future stops it between two files; without, it returns what is to be done, and goes on by itself.
+    /// Makes every file at or below `place` openable without a fetch. Files that are still being written are here already, or
+    /// cannot be fetched.
+    ///
+    /// With `wait`, returns the outcome; dropping the future stops the work between two files. Without `wait`, returns the plan,
+    /// and the work continues in the background.
     pub async fn prefetch(
         &self,
         place: Vec<u8>,

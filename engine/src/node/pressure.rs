@@ -3,8 +3,8 @@
 //! Owns: when host copies give way in the background, and how much. Does not own: which ones and in what order (the
 //! namespace, by the classes that the node loop sets), making room for a size that is known (create, ftruncate).
 //!
-//! A passthrough write asks nobody before it takes a page, so room must be there before it is needed. This is a thread
-//! and not a part of the loop: a writer at memory speed fills a small Tier-1 within one of the loop's ticks.
+//! A passthrough write takes pages without asking, so room must be there before it is needed. A thread of its own makes room, not
+//! the loop: a writer at memory speed fills a small Tier-1 within one of the loop's ticks.
 
 use crate::node::Shared;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,9 +13,9 @@ use tidemark_namespace::Place;
 use tidemark_protocol::report::Marks;
 use tidemark_tier1::Usage;
 
-/// Between two looks while some file grows. At 10 GB/s a writer takes 20 MB in this time.
+/// Interval between two checks while a file grows. At 10 GB/s a writer takes 20 MB in this time.
 const LOOK_GROWING: Duration = Duration::from_millis(2);
-/// Between two looks while none does.
+/// Interval between two checks while no file grows.
 const LOOK_IDLE: Duration = Duration::from_millis(20);
 /// With less than this left a writer is refused before the next look: two of the slices in which files grow.
 const WALL_BYTES: u64 = 4 << 20;

@@ -1,4 +1,4 @@
-//! What is wrong on this node, as far as the loop knows.
+//! Problems on this node, as far as the loop knows them.
 //!
 //! Owns: which problems there are, and their words. Does not own: the codes (`protocol::report`), what only the daemon knows.
 
@@ -10,7 +10,7 @@ use std::time::Instant;
 use tidemark_namespace::FileView;
 use tidemark_protocol::report::{Problem, ProblemCode, SEE_WRITERS, TierStatus, path_text};
 
-/// A sentence about the first of many.
+/// Returns a sentence about the first of many, with the number of the others.
 pub(super) fn and_more(first: String, more: usize, of_what: &str) -> String {
     if more == 0 { first } else { format!("{first}; and {more} more {of_what}") }
 }

@@ -24,7 +24,7 @@ use tidemark_store::StoreError;
 /// Versions looked at at once: each is three small reads, one after the other.
 const VERSIONS_IN_FLIGHT: usize = 8;
 
-/// This daemon's knowledge of a committed version besides its record.
+/// Facts about a committed version that this daemon knows besides its record.
 #[derive(Debug)]
 pub(crate) struct Known {
     pub(crate) manifest: Arc<Manifest>,
@@ -33,7 +33,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// The marker that was written, or one that says the same.
+    /// Returns the marker that was written, or an equivalent one.
     fn marker(&self, record: &Record) -> Result<Marker, FormatError> {
         let (_, hash) = self.manifest.encode_named()?;
         let (version, previous) = (record.version.clone(), self.previous.clone());

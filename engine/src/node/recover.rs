@@ -36,20 +36,20 @@ use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::Record;
 use tidemark_store::StoreError;
 
-/// What a node knows of checkpoints, and so what it may decide.
+/// A node's knowledge of checkpoints, which limits what it may decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Knows {
     /// Nothing: another node decides, or this one is about to.
     #[default]
     Nothing,
-    /// The names, and not what Tier-3 holds: nothing is written there.
+    /// The names, but not the content of Tier-3: nothing is written there.
     Names,
-    /// The names, and what is committed in a Tier-3 that does not take anything yet: nothing is written there.
+    /// The names, and what is committed in a Tier-3 that takes no writes yet: nothing is written there.
     Committed,
     All,
 }
 
-/// What the loop starts with. Empty: nothing is decided with it.
+/// State with which the loop starts. If it is empty, nothing is decided with it.
 #[derive(Debug, Default)]
 pub struct Recovered {
     pub(crate) knows: Knows,
@@ -64,11 +64,11 @@ pub struct Recovered {
     pub(crate) pins: BTreeSet<(CheckpointId, Number)>,
     /// Versions that the tree should show and could not be made to: nobody removed them.
     pub(crate) unshown: BTreeSet<(CheckpointId, Number)>,
-    /// What was said of versions after they were committed.
+    /// Metrics set on versions after their commit.
     pub(crate) metrics: Vec<VersionMetric>,
-    /// Decided versions of which the marker or the manifest is damaged.
+    /// Decided versions whose marker or manifest is damaged.
     unreadable: Vec<UnreadableVersion>,
-    /// What an unfinished upload can never matter to.
+    /// Final decisions, from which the sweep knows which unfinished uploads cannot matter any more.
     decided: Decided,
 }
 
@@ -90,7 +90,7 @@ pub enum RecoverError {
     Decide(#[from] CommitError),
 }
 
-/// What the namespace holds when Tier-3 is read.
+/// Content of the namespace when Tier-3 is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Names {
     /// Nothing: it is filled with cold files.
@@ -161,9 +161,9 @@ fn say(passed: &PassedOver) -> NotBelieved {
     NotBelieved { what, key: passed.key.clone(), place }
 }
 
-/// Of each version the attempt to go on with. Two coordinators may have taken the same number, and the marker can name only
-/// one of their attempts: one that is whole and proven, else one that is whole. What the others left is swept with the
-/// version. Only when none is whole nobody can have it any more.
+/// Selects one attempt per version. Two coordinators may have used the same version number, but the marker can name only one
+/// attempt. Preference: prepared with evidence, then prepared, then the highest epoch. Remains of the other attempts are swept with
+/// the version. Only if no attempt is prepared, the version is lost.
 fn worth_most(undecided: Vec<UndecidedAttempt>) -> Vec<UndecidedAttempt> {
     let worth = |attempt: &UndecidedAttempt| {
         let whole = locate::is_prepared(attempt);
@@ -180,14 +180,14 @@ fn worth_most(undecided: Vec<UndecidedAttempt>) -> Vec<UndecidedAttempt> {
 }
 
 impl Recovered {
-    /// Of a coordinator that has the names of the one before, and cannot reach Tier-3: it looks after names and copies, and writes
-    /// nothing to Tier-3 before it has read it.
+    /// Returns the state of a coordinator that has its predecessor's names and cannot reach Tier-3. Such a coordinator looks after
+    /// names and copies, and writes nothing to Tier-3 before it has read it.
     #[must_use]
     pub fn names_only() -> Self {
         Self { knows: Knows::Names, names: Names::Kept, ..Self::default() }
     }
 
-    /// Takes up what has a decision.
+    /// Recovers the versions that have a decision.
     fn decided(&mut self, shared: &Shared, catalog: Catalog) {
         for dead in catalog.aborted {
             self.dead(&dead.version, shared);
@@ -342,11 +342,12 @@ impl Recovered {
         Ok(())
     }
 
-    /// Makes the versions known of which the marker or the manifest is damaged. Where the run has nothing else to load, their names
-    /// come into the tree and cannot be opened: a job must not take the run for one that never saved. Gives those that the tree does
-    /// not show.
+    /// Recovers the versions whose marker or manifest is damaged. If the run has nothing else to load, their names come into the
+    /// tree and cannot be opened: a job must not take the run for one that never saved. Returns the versions that the tree does not
+    /// show.
     ///
-    /// What the job removed is left alone. So is what memory outlived the daemon with: that is saved again, as the next version.
+    /// Skips versions that the job removed, and those whose bytes outlived the daemon in memory: the next version saves those bytes
+    /// again.
     fn take_up_unreadable(
         &mut self,
         adopter: &mut Adopter<'_>,
@@ -540,7 +541,7 @@ impl Recovered {
     }
 }
 
-/// What a version that is in Tier-3 holds; none while a job has it.
+/// Returns the manifest of a version in Tier-3. `None`: a job has it now.
 pub(crate) fn manifest_of(version: &VersionBook) -> Option<Cow<'_, Manifest>> {
     match (version.manifest(), &version.attempt) {
         (Some(manifest), _) => Some(Cow::Borrowed(manifest.as_ref())),
@@ -549,18 +550,18 @@ pub(crate) fn manifest_of(version: &VersionBook) -> Option<Cow<'_, Manifest>> {
     }
 }
 
-/// The version of a checkpoint that the tree shows after a restart with empty memory, where no tree document says otherwise;
-/// `removed`: the job removed all up to and with that one.
+/// Returns the version of a checkpoint that the tree shows after a restart with empty memory, unless a tree document says
+/// otherwise. `removed`: the job removed all versions up to and including that one.
 ///
-/// The newest committed one, if there is any: of a newer one that only settled nobody can say that it is whole, and in
-/// a tree it could be the files of two saves mixed (P1, P5). It stays listed, and its bytes stay.
+/// Prefers the newest committed version. A newer one that only settled may not be whole, and in a tree it could mix the files of
+/// two saves (P1, P5). Such a version stays listed, and its bytes stay.
 pub(crate) fn shown(book: &Book, removed: Option<Number>) -> Option<(&Number, &VersionBook)> {
     let newer = above(book, removed);
     let committed = newer.iter().rfind(|(_, version)| version.checkpoint.is_committed());
     committed.or_else(|| newer.last()).copied()
 }
 
-/// The versions with higher numbers that stand or may come to stand, in order.
+/// Returns the versions with higher numbers that stand or may come to stand, in order.
 pub(crate) fn above(book: &Book, number: Option<Number>) -> Vec<(&Number, &VersionBook)> {
     let stands = |version: &VersionBook| version.checkpoint.is_alive() || version.checkpoint.is_committed();
     let newer =
@@ -568,8 +569,8 @@ pub(crate) fn above(book: &Book, number: Option<Number>) -> Vec<(&Number, &Versi
     newer.collect()
 }
 
-/// What the job removed from the tree, and what the tree showed otherwise than manifests and sidecars have it, as its document
-/// says.
+/// Contents of the tree document: what the job removed from the tree, and what the tree showed otherwise than manifests and
+/// sidecars say.
 #[derive(Debug, Default)]
 pub(crate) struct Wishes<'a> {
     removed: Told,

@@ -25,7 +25,7 @@ struct Known<'a> {
 #[derive(Default)]
 struct OfRun<'a> {
     versions: Vec<Known<'a>>,
-    /// Of how many the job removed all names.
+    /// Number of versions that lost all names to the job.
     removed: u64,
 }
 
@@ -130,8 +130,8 @@ impl<'a> Standings<'a> {
         }
     }
 
-    /// Names whose bytes are in this node's memory and not in Tier-3, and those of them that are not sealed. What Tier-3 has in a version
-    /// without a decision serves no reader, and is there.
+    /// Counts names whose bytes are in this node's memory and not in Tier-3, and those of them that are not sealed. Bytes that
+    /// Tier-3 has in a version without a decision count as saved, although no reader gets them.
     fn unsaved(self) -> (CopyCount, CopyCount) {
         let versions = self.engine.ledger.books.values().flat_map(|book| book.versions.values());
         let undecided =

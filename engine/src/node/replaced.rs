@@ -1,10 +1,10 @@
 //! The checkpoints that replace removed ones.
 //!
-//! Owns: of which runs something is in memory only, and of which something committed stays. Does not own: what was removed, and when
-//! that is told (`tree`).
+//! Owns: of which runs something is in memory only, and of which something committed stays. Does not own: what was removed, and
+//! when that is published (`tree`).
 //!
-//! A job removes the old checkpoint when the next one is whole, which is in memory then. Were the removal told before that one is in
-//! Tier-3, the loss of the node would leave neither.
+//! A job removes the old checkpoint when the next one is whole, which is in memory then. If the removal were published before that
+//! one is in Tier-3, the loss of the node would leave neither.
 
 use crate::node::backlog::lags;
 use crate::node::book::Book;
@@ -23,7 +23,8 @@ pub(crate) struct Replacing<'a> {
 }
 
 impl<'a> Replacing<'a> {
-    /// Costs a pass over the books. What was removed as well replaces nothing.
+    /// Collects the checkpoints that are on their way to Tier-3. Costs a pass over the books. A checkpoint that was removed itself
+    /// replaces nothing.
     pub(crate) fn of(books: impl Iterator<Item = &'a Book>) -> Self {
         let mut replacing = Self::default();
         books

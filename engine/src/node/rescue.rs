@@ -26,20 +26,20 @@ use tidemark_protocol::record::Evidence;
 
 type Files<'a> = [(&'a RelPath, &'a Arc<FileView>)];
 
-/// What of a book has only the copy in Tier-1, as it stands.
+/// Content of a checkpoint that only Tier-1 has, and the next step to save it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Rescue {
     /// Nothing that waiting would bring to Tier-3.
     Done,
     /// A closed file is hashed first.
     Sealing,
-    /// A version of it is on its way; what it lacks follows when it has arrived.
+    /// A version is on its way. Files that it lacks follow when it has arrived.
     Uploading,
-    /// These sealed files need a version.
+    /// Sealed files that need a version.
     Wanted(Contents),
 }
 
-/// Looks at a book while the daemon ends.
+/// Examines a book while the daemon ends.
 pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book) -> Rescue {
     let Some(candidate) = &book.candidate else { return Rescue::Done };
     let files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
@@ -117,7 +117,7 @@ pub(crate) fn plan(
     }
 }
 
-/// Sealed files with their bytes in Tier-1. What is only in Tier-3 cannot be lost with the daemon.
+/// Returns the sealed files whose bytes are in Tier-1. Bytes that only Tier-3 has cannot be lost with the daemon.
 fn in_memory<'a>(files: &'a Files<'a>) -> impl Iterator<Item = (&'a RelPath, &'a Arc<FileView>)> {
     files.iter().copied().filter(|(_, view)| view.sealed().is_some() && view.host)
 }
@@ -176,7 +176,7 @@ impl<'a> PartialSaves<'a> {
 }
 
 impl Engine {
-    /// Of a checkpoint in sight.
+    /// Marks the files that killed writers left in a visible checkpoint, so that they are sealed as they are.
     pub(crate) fn seal_what_was_cut(&mut self, id: &CheckpointId) {
         let book = &self.ledger.books[id];
         let Some(candidate) = &book.candidate else { return };

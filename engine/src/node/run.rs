@@ -56,7 +56,7 @@ const WATCH_TIMEOUT: Duration = Duration::from_millis(100);
 
 type Question = Box<dyn FnOnce(&mut Engine) + Send>;
 
-/// What a node starts with.
+/// Parts from which a node starts.
 #[derive(Debug)]
 pub struct NodeParts {
     pub shared: Arc<Shared>,
@@ -72,7 +72,7 @@ pub struct Node {
     stop: Arc<AtomicBool>,
 }
 
-/// What the loop owns.
+/// State that the loop owns.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) shared: Arc<Shared>,
@@ -94,14 +94,14 @@ pub(crate) struct Engine {
     hearing: BTreeMap<CheckpointId, Option<Contents>>,
     pub(crate) loose_in_flight: usize,
     pub(crate) loose_in_flight_bytes: u64,
-    /// What Tier-3 does not take.
+    /// Operations that Tier-3 does not take now.
     pub(crate) tier3_away: Away,
-    /// Another coordinator took over: nothing is decided here any more.
+    /// Why nothing is decided here any more: another coordinator took over.
     pub(crate) fenced: Option<String>,
     pub(crate) draining: bool,
-    /// While the daemon ends: until then programs that save are waited for.
+    /// While the daemon ends: the moment until which it waits for programs that save.
     pub(crate) grace_until: Option<Instant>,
-    /// What it may decide.
+    /// Knowledge of this node, which limits what it may decide.
     pub(crate) knows: Knows,
     pub(crate) passed_over: Vec<NotBelieved>,
     last_tick: Instant,
@@ -157,32 +157,32 @@ impl Node {
         let _ = self.ask(|_| ()).await;
     }
 
-    /// This node is the coordinator from now on: it decides over what its tree and `recovered` hold.
+    /// Makes this node the coordinator: from now on it decides about what its tree and `recovered` hold.
     pub async fn decide_from_now_on(&self, recovered: Recovered) {
         // A loop that has stopped decides nothing.
         let _ = self.ask(|engine| engine.decide_from_now_on(recovered)).await;
     }
 
-    /// Tier-3 is not taken up yet, and this is why. It ends with the [`Recovered`] of one that is.
+    /// Records why Tier-3 is not recovered yet. The record ends when the node gets the [`Recovered`] of a Tier-3 that is.
     pub async fn tier3_is_not_taken_up(&self, why: String) {
         let failed = |engine: &mut Engine| engine.tier3_away.failed(Cause::TakingUp, Instant::now(), why);
         // A loop that has stopped tells nobody.
         let _ = self.ask(failed).await;
     }
 
-    /// Another node is the coordinator, or is about to be: this one forgets what it knew of checkpoints.
+    /// Makes this node forget what it knew of checkpoints, because another node is the coordinator, or is about to be.
     pub async fn decide_no_more(&self) {
         // A loop that has stopped decides nothing either.
         let _ = self.ask(|engine| engine.decide_no_more()).await;
     }
 
-    /// Another coordinator took over: nothing is decided here any more. What is in memory goes on being served.
+    /// Stops all decisions here, because another coordinator took over. Content in memory is served as before.
     pub async fn fence(&self, why: String) {
         // A loop that has stopped decides nothing either.
         let _ = self.ask(|engine| engine.fenced = Some(why)).await;
     }
 
-    /// Ends the loop once the event in hand is done. Jobs that run are dropped: what they wrote is found again.
+    /// Ends the loop once the current event is done. Running jobs are dropped: a later start finds what they wrote.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
     }
@@ -325,7 +325,7 @@ impl Engine {
         self.ledger.next_regroup(now).map_or(tick, |held| held.min(tick)).max(Duration::from_millis(1))
     }
 
-    /// What a node does that does not decide: it seals what is closed, and looks after its bytes.
+    /// Runs one step of a node that does not decide: seals closed files, and looks after its bytes.
     fn step_of_member(&mut self, now: Instant) {
         self.ledger.regroup(now);
         self.ledger.due.clear();
@@ -342,7 +342,8 @@ impl Engine {
         self.scrub.start(&self.shared, &self.ledger, &mut self.jobs, self.draining, now);
     }
 
-    /// What it decided about others go on with. Jobs that run are dropped: what they wrote is found again.
+    /// Forgets what this node knew of checkpoints. Running jobs are dropped. The next coordinator finds what they wrote, and
+    /// continues with what this one decided.
     fn decide_no_more(&mut self) {
         self.jobs.abort_all();
         let rules = self.ledger.rules().clone();
@@ -352,7 +353,7 @@ impl Engine {
         self.ledger.refresh(&self.shared.namespace, &[ROOT]);
     }
 
-    /// From now on this node decides: it looks at everything anew.
+    /// Makes this node decide from now on: it examines everything anew.
     pub(crate) fn decide_from_now_on(&mut self, recovered: Recovered) {
         let rules = self.ledger.rules().clone();
         let mut fresh = Self::new(Arc::clone(&self.shared), rules, recovered);
@@ -545,7 +546,7 @@ impl Engine {
         }
     }
 
-    /// What the next version of the same session should look like.
+    /// Remembers what the next version of the same session should look like.
     pub(crate) fn remember(&mut self, id: &CheckpointId) {
         let book = &self.ledger.books[id];
         let Some(candidate) = &book.candidate else { return };

@@ -36,11 +36,11 @@ const BAD_OBJECTS_MAX: usize = 10_000;
 /// Where the scrub is.
 #[derive(Debug)]
 pub(crate) struct Scrub {
-    /// What this pass has yet to look at. By node and not by path: a rename must not make it miss one.
+    /// Files that this pass has yet to check, by node and not by path: a rename must not make it miss one.
     left: VecDeque<NodeId>,
     running: bool,
     not_before: Instant,
-    /// Files to look at out of their turn once nobody has them open, and not before that moment ([`look_again`]).
+    /// Files to check out of their turn once no program has them open, and not before that moment ([`look_again`]).
     again: BTreeMap<FileId, Instant>,
     /// Files whose host copy is bad and was not replaced: named in the problems.
     pub(crate) bad: BTreeMap<(FileId, SealNumber), String>,
@@ -318,7 +318,7 @@ impl Scrub {
         jobs.spawn(async move { Done::Scrubbed(scrub(&shared, next).await) });
     }
 
-    /// A file to look at out of its turn, now that nobody has it open. It stays one until it was looked at.
+    /// Returns a file to check out of its turn, now that no program has it open. The file stays due until it was checked.
     pub(crate) fn closed_again(&mut self, shared: &Shared, ledger: &Ledger, now: Instant) -> Option<Target> {
         let namespace = Arc::clone(&shared.namespace);
         self.again.retain(|file, _| namespace.node_of_file(*file).is_some());
@@ -353,7 +353,7 @@ impl Engine {
     }
 }
 
-/// What there is to check of a file; `None` when it is not sealed.
+/// Returns what there is to check of a file. `None`: it is not sealed.
 pub(crate) fn target(path: String, view: &tidemark_namespace::FileView) -> Option<Target> {
     let FileState::Sealed { seal, size_bytes, crc, chunks } = &view.state else { return None };
     Some(Target {
@@ -370,7 +370,7 @@ pub(crate) fn target(path: String, view: &tidemark_namespace::FileView) -> Optio
     })
 }
 
-/// What there is to check of another node's file that is kept here.
+/// Returns what there is to check of another node's file that is kept here.
 fn copy_target(copy: tidemark_namespace::CopyView) -> Target {
     Target {
         node: copy.node,
@@ -467,13 +467,13 @@ fn check_pinned(path: &str, chunks: &[Crc64], pin: &SealPin, threads: usize) -> 
 #[derive(Debug)]
 enum Mismatch {
     Bad(BadChunk),
-    /// It could not be mapped, which says nothing about its bytes.
+    /// The copy could not be mapped, which says nothing about its bytes.
     Unreadable(std::io::Error),
-    /// It was bad, and is not the file's any more: nobody looked at what the file has now.
+    /// The copy was bad, and is not the file's any more. The file's present copy was not checked.
     Gone,
 }
 
-/// Bytes in Tier-1 that an open is not answered with: they are not what was sealed.
+/// Bytes in Tier-1 that must not answer an open: they are not what was sealed.
 #[derive(Debug)]
 pub struct BadAtOpen {
     target: Target,
@@ -483,14 +483,14 @@ pub struct BadAtOpen {
 /// Why an open cannot be answered with what lies in Tier-1.
 #[derive(Debug)]
 pub enum NotVerified {
-    /// The bytes are others: [`heal_at_open`] decides what an open is told.
+    /// The bytes differ from the sealed ones: [`heal_at_open`] decides what the open returns.
     Bad(Box<BadAtOpen>),
-    /// They could not be looked at, or are gone.
+    /// The bytes could not be read, or are gone.
     Unreadable(FsError),
 }
 
-/// Looks at bytes before an open is answered that lay in Tier-1 while no daemon looked after them, or that were found bad. Costs one
-/// pass over the file with `threads`.
+/// Verifies bytes before an open is answered, if they lay in Tier-1 while no daemon looked after them, or if they were found bad.
+/// Costs one pass over the file with `threads`.
 ///
 /// # Errors
 /// [`NotVerified`].

@@ -1,4 +1,4 @@
-//! Which checkpoint a person means.
+//! The checkpoint that a person means.
 //!
 //! Owns: how one is named, that a name of several chooses none of them, and which one `latest` in the control directory names. Does not
 //! own: the grammar of the command line (protocol), which of one run's a job would load (`answer`), what is done with the checkpoint
@@ -33,12 +33,12 @@ const NAMES_MAX: usize = 10;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
     Path(Vec<u8>),
-    /// Of one run, or of all.
+    /// A step of one run, or of all runs.
     Step {
         run: Option<Vec<u8>>,
         step: u64,
     },
-    /// Of one run, or of the only one.
+    /// The newest of one run, or of the only run.
     Latest {
         run: Option<Vec<u8>>,
     },
@@ -130,10 +130,10 @@ pub(crate) struct Selection<'a> {
 }
 
 impl<'a> Selection<'a> {
-    /// The checkpoint that `wanted` names; `None`: there is none. Costs a pass over the books.
+    /// Returns the checkpoint that `wanted` names. `None`: there is none. Costs a pass over the books.
     ///
     /// # Errors
-    /// `wanted` names several. What is chosen may be removed for good, so nothing is chosen by chance.
+    /// Fails when `wanted` names several. The caller may remove the chosen one for good, so none is chosen by chance.
     pub(crate) fn find(self, wanted: &'a Wanted) -> Result<Option<&'a Book>, ApiError> {
         match wanted {
             Wanted::Path(path) => Ok(self.by_path().find_at(path)),
@@ -163,8 +163,9 @@ impl<'a> Selection<'a> {
             .or_else(|| self.books().newest_committed_of(run))
     }
 
-    /// Of what the jobs of all runs would load now, what was whole last: steps of two runs say nothing about which is newer. For programs
-    /// that only read it, so that several runs are no error. Costs a pass over the versions of each run.
+    /// Returns the checkpoint that became whole last, of those that the jobs of all runs would load now. Steps of two runs do not
+    /// say which is newer. Only programs that read use it, so several runs are no error. Costs a pass over the versions of each
+    /// run.
     fn whole_last(self) -> Option<&'a Book> {
         let runs: BTreeSet<_> = self.ledger.books.keys().map(|id| &id.run).collect();
         let newest = runs.into_iter().filter_map(|run| self.newest_in_sight(run, |_| true));
@@ -303,8 +304,8 @@ impl<'a> Selection<'a> {
         found.collect()
     }
 
-    /// Which names of a version are in the tree, whatever checkpoint they count for now, or come back by themselves when the process fails
-    /// that removed them.
+    /// Returns which names of a version are in the tree, whatever checkpoint they count for now. Names that come back by
+    /// themselves, if the process that removed them fails, count as present.
     pub(crate) fn sight_of(self, book: &Book, number: Number, version: &VersionBook) -> Sight {
         let newest = book.newest().is_some_and(|(_, newest)| std::ptr::eq(newest, version));
         if self.tree_names().shows_all(version) || newest && self.visibility.may_be_undone(&book.id) {

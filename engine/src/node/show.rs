@@ -31,7 +31,7 @@ impl Node {
     }
 }
 
-/// One checkpoint or loose file, as `show` prints it.
+/// A checkpoint or loose file, as `show` prints it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Showing<'a> {
     pub(crate) engine: &'a Engine,

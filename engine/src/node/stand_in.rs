@@ -1,4 +1,4 @@
-//! What stands in the place of a document that cannot be read, or that says nothing any more.
+//! Stand-ins for a document that cannot be read, or that says nothing any more.
 //!
 //! Owns: records and identities made up from a key. Does not own: where they are needed (`recover`, `import`).
 
@@ -10,7 +10,7 @@ use tidemark_protocol::key::{VersionId, checkpoint_path};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::record::{Record, RecordFile};
 
-/// The record of a version of which nothing but the key can be read: one file under the checkpoint's own name.
+/// Makes the record of a version whose key alone can be read: one file under the checkpoint's own name.
 pub(super) fn stand_in(version: &VersionId, shared: &Shared) -> Record {
     let mut record = empty_record(version, shared);
     let Ok(path) = RelPath::new(checkpoint_path(&version.run, &version.directory)) else { return record };

@@ -1,4 +1,4 @@
-//! What `ckptctl tiers` says: how full each tier is, who uses it, and why it is not falling.
+//! The answer of `ckptctl tiers`: how full each tier is, who uses it, and why it is not falling.
 //!
 //! Owns: [`TierStatus`] of memory, the spill and Tier-3. Does not own: the numbers (each tier has its own).
 
@@ -12,7 +12,7 @@ use tidemark_tier1::SpillUsage;
 /// A tier with less than this to give calls itself full: many a shard is larger.
 const FULL_BYTES: u64 = 64 << 20;
 
-/// What is in use without being anybody's host copy.
+/// Name of the bytes in use that are no file's host copy.
 const LINGERING: &str = "removed or replaced, still open or mapped";
 
 /// The sizes of the tiers, and what holds their bytes.

@@ -39,24 +39,24 @@ pub(crate) struct TreeState {
     written: Option<Instant>,
     retry_at: Option<Instant>,
     not_before: Option<Instant>,
-    /// What the last written document said, without its epoch: an equal one is not written again.
+    /// Hash of the last written document without its epoch: an equal document is not written again.
     last: Option<blake3::Hash>,
-    /// The tree of this moment is in Tier-3.
+    /// Moment whose tree is in Tier-3.
     clean_at: Option<Instant>,
-    /// The tree of this moment was compared with what Tier-3 was told.
+    /// Moment whose tree was compared with what is published to Tier-3.
     compared_at: Option<Instant>,
     /// The removals that Tier-3 has.
     pub(crate) told: Told,
     /// The removals in the document that is being written.
     telling: Told,
-    /// The document that was made last differs from what Tier-3 was told.
+    /// How the document that was made last differs from what is published to Tier-3.
     pub(crate) untold: Option<Untold>,
-    /// When the tree that is being written was looked at.
+    /// When the tree that is being written was examined.
     looked_at: Option<Instant>,
     /// Something is left out of it until Tier-3 has more: removals of what is the only copy of a file that lives on, directories
     /// of checkpoints that are not there yet.
     withheld: bool,
-    /// Files whose bytes have to be in Tier-3 before more can be told.
+    /// Files whose bytes have to be in Tier-3 before more can be published.
     waits_for: BTreeSet<FileId>,
 }
 

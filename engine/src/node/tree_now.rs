@@ -78,7 +78,7 @@ impl<'a> TreeNow<'a> {
         (document, removed.left_out)
     }
 
-    /// What the job removed of checkpoints.
+    /// Returns what the job removed of checkpoints.
     fn removed_of_checkpoints(self, here: &Here<'_>, now: Instant) -> RemovedOfCheckpoints {
         let mut all = RemovedOfCheckpoints::default();
         let mut replacing = Replacing::of(self.engine.ledger.books.values());
@@ -186,7 +186,7 @@ impl<'a> TreeNow<'a> {
         removed
     }
 
-    /// What files show that is not what their sidecars and manifests say.
+    /// Returns the attributes of files that differ from those in their sidecars and manifests.
     fn changed_attributes(self, here: &Here<'_>) -> Vec<FileAttributes> {
         let mut changed = BTreeMap::new();
         for shown in here.shown.values() {
@@ -268,7 +268,7 @@ impl<'a> TreeNow<'a> {
     }
 }
 
-/// What of a checkpoint the job removed.
+/// Part of a checkpoint that the job removed.
 #[derive(Debug, PartialEq, Eq)]
 enum Removed {
     Nothing,
@@ -276,11 +276,11 @@ enum Removed {
     Later(FileId),
     /// Every name of it, up to and with this version.
     All(Number),
-    /// These names; others of the same version stay as they are.
+    /// Some names; others of the same version stay as they are.
     Files(Vec<RemovedFile>),
 }
 
-/// The same of all checkpoints.
+/// Removed parts of all checkpoints.
 #[derive(Debug, Default)]
 struct RemovedOfCheckpoints {
     versions: Vec<VersionId>,
@@ -363,7 +363,7 @@ impl<'a> Here<'a> {
         now.peek().is_some() && now.all(|(now, of)| now == of)
     }
 
-    /// What the tree shows of a file, where that is not what Tier-3 says of the same bytes.
+    /// Returns the attributes that the tree shows for a file, if Tier-3 has others for the same bytes.
     fn differs(&self, of: (FileId, SealNumber), known: &Attributes) -> Option<(FileId, FileAttributes)> {
         let (file, seal) = of;
         let now = self.files.get(&file).filter(|now| now.seal == seal)?;

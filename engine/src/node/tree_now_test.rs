@@ -1,4 +1,4 @@
-//! What a tree document says, of small trees.
+//! Content of tree documents, of small trees.
 
 use super::*;
 use crate::node::book::LooseBook;
@@ -36,7 +36,7 @@ fn tree(files: &[(&str, (FileId, SealNumber))], links: &[(&str, &str)]) -> TreeS
     }
 }
 
-/// What a version holds, and whether it is committed, settled, or a settled part.
+/// Contents of a version, and whether it is committed, settled, or a settled part.
 type OfVersion<'a> = (&'a [(&'a str, (FileId, SealNumber))], &'a str);
 
 /// A checkpoint with these versions.

@@ -14,10 +14,11 @@ use tidemark_protocol::report::{Pending, PendingReason, path_text};
 /// Directories, links and special files whose paths are kept; of more only how many they are. A flush names no more of anything.
 const OTHERS_MAX: usize = 1000;
 
-/// Of a longer path both ends are kept and told: a tree may have any depth, and no call takes a path of more than half of this.
+/// Longest path that is kept and reported whole. If a path is longer, both its ends are. A tree may have any depth, and no call
+/// takes a path of more than half of this.
 const PATH_BYTES_MAX: usize = 8192;
 
-/// The same in a sentence about all of them, which `status` says five times a second.
+/// The same limit in a sentence about all of them, which `status` says five times a second.
 const EXAMPLE_BYTES_MAX: usize = 256;
 
 const WHY: &str =
@@ -35,7 +36,7 @@ pub(crate) struct Unkept {
     others_left_out: u64,
 }
 
-/// Whether nothing in Tier-3 can have the name of what is at this path. What is out of sight is of this memory only, whatever its name.
+/// Whether nothing in Tier-3 can have the name at this path. Hidden names belong to this memory only, so none of them counts.
 fn is_unkept(path: &[u8]) -> bool {
     !is_hidden(path) && RelPath::new(path).is_err()
 }
@@ -84,7 +85,7 @@ impl Unkept {
         self.others_left_out = u64::try_from(names.count()).expect("a count fits 64 bits");
     }
 
-    /// What a flush says of those at or below `place`. No waiting brings them.
+    /// Returns the rows of a flush for the names at or below `place`. Waiting makes none of them durable.
     pub(crate) fn pending(&self, place: &[u8]) -> impl Iterator<Item = Pending> {
         self.names().filter(move |path| covers(place, path)).map(|path| Pending {
             path: path_text(&cut(path, PATH_BYTES_MAX)),
@@ -93,7 +94,7 @@ impl Unkept {
         })
     }
 
-    /// What is wrong; none where nothing is.
+    /// Returns a sentence about the names. `None`: there are none.
     pub(crate) fn problem(&self) -> Option<String> {
         let example = path_text(&cut(self.names().next()?, EXAMPLE_BYTES_MAX));
         let names = match self.count() {
@@ -105,8 +106,8 @@ impl Unkept {
 }
 
 impl Ledger {
-    /// Notes how a file is that has a name which no key can hold; `None`: it has none such, or is gone. Its bytes count as not saved where it has
-    /// no other name.
+    /// Records the state of a file that has a name which no key can hold. `None`: the file has no such name, or is gone. If it has
+    /// no other name, its bytes count as not saved.
     pub(super) fn set_unkept(&mut self, node: NodeId, view: Option<Arc<FileView>>) {
         if let Some(view) = &view {
             self.unkept.file_names += count_of(view);

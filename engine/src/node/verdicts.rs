@@ -63,14 +63,14 @@ impl<'a> Retention<'a> {
         verdicts
     }
 
-    /// How the tree leads to a version. What is not known is taken for needed.
+    /// Returns how the tree leads to a version. If its manifest is not known, everything counts as needed.
     pub(crate) fn leads_to(self, version: &VersionBook) -> Leads {
         let all = Leads { names: true, copies: true, needs: true, alive: true };
         version.manifest().map_or(all, |manifest| self.shared.namespace.leads_to(&listed(manifest)))
     }
 
-    /// Whether a file of a version is in the tree under another name, or open, while it has none of its own. What is not known is taken for
-    /// that.
+    /// Whether a file of a version is in the tree under another name, or open, while it has none of its own. If the manifest is not
+    /// known, the answer is yes.
     pub(crate) fn lives_elsewhere(self, version: &VersionBook) -> bool {
         let Some(manifest) = version.manifest() else { return true };
         let namespace = &self.shared.namespace;
@@ -81,7 +81,7 @@ impl<'a> Retention<'a> {
         namespace.leads_to(&files).alive
     }
 
-    /// What retention needs to know of a version.
+    /// Returns the facts about a version that retention needs.
     fn row_of(self, book: &Book, number: Number, version: &VersionBook) -> Committed {
         let record = version.record();
         let of = (book.id.clone(), number);
@@ -120,7 +120,7 @@ impl<'a> Retention<'a> {
         is_newest && present.is_some_and(|present| is_covered(&present, &book.versions[&number].contents))
     }
 
-    /// What retention says of every committed version, for people.
+    /// Returns what retention says of every committed version, for people.
     pub(crate) fn gc_rows(self) -> Vec<GcRow> {
         let row = |verdict: Verdict| {
             let version = self.books().version(&verdict.id, verdict.number);

@@ -36,12 +36,12 @@ const UNSEALED_MAX: usize = 1000;
 pub(crate) struct Unsealed {
     pub(crate) path: String,
     pub(crate) size_bytes: u64,
-    /// Its bytes are in this node's memory.
+    /// Whether the bytes are in this node's memory.
     pub(crate) host: bool,
     pub(crate) why: String,
 }
 
-/// Why a file has no checksum; none where it has one.
+/// Returns why a file has no checksum. `None`: it has one.
 pub(crate) fn why_unsealed(state: &FileState) -> Option<String> {
     let why = match state {
         FileState::Open { writers } => format!("it has {writers} open writers"),
@@ -53,7 +53,7 @@ pub(crate) fn why_unsealed(state: &FileState) -> Option<String> {
     Some(format!("{why}: it has no checksum yet"))
 }
 
-/// What a `verify` of `place` says of files that it cannot check.
+/// Returns the rows of a `verify` of `place` for files that it cannot check.
 fn not_checked(place: &[u8], unsealed: Vec<Unsealed>) -> Vec<Unrecoverable> {
     let more = unsealed.len().saturating_sub(UNSEALED_MAX);
     let named = unsealed.into_iter().take(UNSEALED_MAX);
@@ -65,34 +65,34 @@ fn not_checked(place: &[u8], unsealed: Vec<Unsealed>) -> Vec<Unrecoverable> {
     rows
 }
 
-/// What was found of one file.
+/// Findings about one file.
 pub(crate) struct Found {
     target: Target,
-    /// Why the host copy was given up earlier.
+    /// Why the host copy was withdrawn earlier.
     bad: Option<String>,
-    /// Whether its objects and peer copies were read, and not only asked for.
+    /// Whether its objects and peer copies were read, not only asked for.
     deep: bool,
     host: Option<Scrubbed>,
     objects: Vec<(ObjectCopy, ObjectFound)>,
     peers: Vec<PeerCopy>,
 }
 
-/// What was found of one object.
+/// Finding about one object.
 enum ObjectFound {
-    /// `read`: every byte was compared, and not only the size.
+    /// `read`: every byte was compared, not only the size.
     Good { read: bool },
     /// Bad or missing, and written again.
     Mended { what: String, from: String },
     /// Bad or missing, and still so.
     Bad(String),
-    /// It could not be read.
+    /// The object could not be read.
     Away(String),
-    /// What it belongs to was given up since it was listed: what was found of it means nothing.
+    /// The version or file of the object was retired since the listing: the finding means nothing.
     GivenUp,
 }
 
 impl ObjectFound {
-    /// Whether it is good, and its bytes say so.
+    /// Whether the object is good, and its bytes prove it.
     fn is_read(&self) -> bool {
         match self {
             Self::Good { read } => *read,
@@ -102,8 +102,8 @@ impl ObjectFound {
     }
 }
 
-/// Whether a file's objects and peer copies must be read: asked for, or bytes of it were bad before or are now, where that a copy is there
-/// says nothing.
+/// Whether a file's objects and peer copies must be read. The caller may ask for that. If bytes of the file were bad before or are
+/// now, the mere presence of a copy proves nothing.
 fn reads_all(deep: bool, bad_before: bool, host: Option<&Scrubbed>) -> bool {
     deep || bad_before || host.is_some_and(Scrubbed::is_bad)
 }
@@ -185,7 +185,7 @@ fn add(verify: &mut Verify, found: &Found) {
     }
 }
 
-/// What is to be said of a file of which no copy is good; none where one is, or may be.
+/// Returns the row for a file that has no good copy. `None`: a copy is good, or may be.
 fn lost(found: &Found) -> Option<Unrecoverable> {
     let mut alone = Verify::default();
     add(&mut alone, found);
@@ -206,11 +206,14 @@ impl Node {
         verify.repaired.push(VerifyRepair { path, copy: "object".to_owned(), what, from: "host".to_owned() });
     }
 
-    /// Checks the copies of everything at or below `place`, and the documents of the checkpoint in which it lies. Host copies are read whole;
-    /// objects are asked for their size. With `deep`, or where bytes of the file were found bad, objects and other nodes' copies are read whole,
-    /// too; with `deep` also what `undelete` would bring back of removed files outside checkpoints. A bad host copy is replaced from another
-    /// node or Tier-3 where a copy there is good. A bad or missing object is written again where memory, another node or another object has
-    /// the bytes. What has no checksum yet is unchecked.
+    /// Checks the copies of everything at or below `place`, and the documents of the checkpoint in which it lies.
+    ///
+    /// - Host copies are read whole; objects are asked for their size.
+    /// - With `deep`, or where bytes of the file were found bad, objects and other nodes' copies are read whole, too.
+    /// - With `deep`, also checks what `undelete` would bring back of removed files outside checkpoints.
+    /// - A bad host copy is replaced from another node or Tier-3, if a copy there is good.
+    /// - A bad or missing object is written again, if memory, another node or another object has the bytes.
+    /// - Files without a checksum are unchecked.
     ///
     /// Dropping the future stops it between two files.
     pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
@@ -548,8 +551,8 @@ impl Engine {
         Some(found)
     }
 
-    /// What counts yet of what was found of a file: retention, a person or the job may have given up objects of it, or all of it, since it
-    /// was listed. What was found earlier of the others is forgotten.
+    /// Returns those findings about a file that still count. Since the listing, retention, a person or the job may have retired
+    /// some of its objects, or all. Earlier findings about the retired ones are forgotten.
     fn what_counts(&mut self, mut found: Found) -> Option<Found> {
         let of = (found.target.file, found.target.seal);
         let listed = found.objects.len();

@@ -26,20 +26,20 @@ use tokio::sync::oneshot;
 /// Sidecars read at once: hides the round trip.
 const READS_IN_FLIGHT: usize = 16;
 
-/// How long the answer waits for what goes to Tier-3 once more. It goes on after that.
+/// How long the answer waits for names that go to Tier-3 once more. The upload continues after that.
 const AGAIN_WITHIN: Duration = Duration::from_secs(30);
 
-/// Between two looks at how far that is.
+/// Interval between two checks of that upload.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
-/// What this daemon knows to be in Tier-3.
+/// A document that this daemon knows to be in Tier-3.
 #[derive(Debug, Clone)]
 pub(crate) enum Named {
     Loose {
         path: RelPath,
         generation: Generation,
         of: (FileId, SealNumber),
-        /// Of its bytes, where the tree has the same.
+        /// Size and checksum of the bytes, if the tree has the same bytes.
         sums: Option<(u64, Crc64)>,
     },
     Tree {
@@ -47,7 +47,7 @@ pub(crate) enum Named {
     },
 }
 
-/// How far one is that goes to Tier-3 once more.
+/// Progress of a document that goes to Tier-3 once more.
 pub(crate) enum Again {
     Done,
     /// The name is gone.
@@ -77,7 +77,7 @@ impl Named {
         }
     }
 
-    /// What is wrong with a sidecar that can be read.
+    /// Returns what is wrong with a sidecar that can be read.
     fn flaw(&self, sidecar: &LooseSidecar) -> Option<String> {
         let Self::Loose { path, generation, of, sums } = self else { return None };
         let file = &sidecar.file;
@@ -132,7 +132,7 @@ impl Node {
         if bad.is_empty() { Some(()) } else { self.send_again(place, bad, verify, unmended).await }
     }
 
-    /// What is wrong with it.
+    /// Reads a document and returns what is wrong with it.
     async fn look_at_name(&self, named: &Named) -> Result<Option<String>, StoreError> {
         let (store, key) = (&self.shared().drain.store, named.key());
         let unread = |why: FormatProblem| match why {

@@ -15,21 +15,21 @@ use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_tier1::Backing;
 use tidemark_transport::{Address, Link};
 
-/// What was found of one node's copy.
+/// Finding about one node's copy.
 pub(super) struct PeerCopy {
     pub(super) node: String,
     pub(super) result: Result<(), PeerProblem>,
 }
 
 pub(super) enum PeerProblem {
-    /// Its bytes are not what was sealed.
+    /// The bytes are not what was sealed.
     Bad(String),
-    /// It could not be read.
+    /// The copy could not be read.
     Away(String),
 }
 
-/// The copies that other nodes should have of a file, as far as this node knows; the coordinator knows all. With `deep` each is read,
-/// which costs its bytes on the network and that much memory for a moment.
+/// Checks the copies that other nodes should have of a file, as far as this node knows; the coordinator knows all. With `deep`,
+/// each copy is read, which costs its bytes on the network and as much memory for a moment.
 pub(super) async fn check_peers(shared: &Arc<Shared>, target: &Target, deep: bool) -> Vec<PeerCopy> {
     let (Some(cluster), Some(near)) = (shared.cluster.get(), shared.restorer.nearby.get()) else {
         return Vec::new();
@@ -84,7 +84,7 @@ async fn read(
     })
 }
 
-/// One node and no other.
+/// Supplier that asks a single node.
 #[derive(Debug)]
 struct One {
     keeper: Address,

@@ -21,7 +21,7 @@ pub(crate) struct VerifyScope<'a> {
 }
 
 impl<'a> VerifyScope<'a> {
-    /// What Tier-3 must say of the names at or below `place`.
+    /// Returns what Tier-3 must say of the names at or below `place`.
     pub(crate) fn named_below(self, place: &[u8]) -> Vec<Named> {
         if self.engine.knows != Knows::All {
             return Vec::new();

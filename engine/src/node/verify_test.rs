@@ -193,7 +193,7 @@ async fn look(node: &Node, listed: &Listed) -> Found {
     Found { target, bad: None, deep: true, host: None, objects, peers: Vec::new() }
 }
 
-/// What a `verify` says of it, and whether the loop remembers anything.
+/// Returns what a `verify` says of `found`, and whether the loop remembers anything.
 async fn told(node: &Node, found: Found) -> (Option<Verify>, bool) {
     let (found, remembers) = node
         .ask(move |engine| {
@@ -207,7 +207,7 @@ async fn told(node: &Node, found: Found) -> (Option<Verify>, bool) {
     (found.as_ref().map(added), remembers)
 }
 
-/// It is retired between the listing, or the look, and the report.
+/// Retires the version between the listing, or the look, and the report.
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_that_are_missing_because_their_version_was_retired_are_no_finding_and_are_forgotten() {
     let (_folder, tier1) = tier1();
@@ -281,7 +281,8 @@ async fn bytes_are_a_finding_where_no_document_says_that_they_were_given_up() {
     node.stop();
 }
 
-/// A node whose tree shows one file by the object of the version; and the file's bytes. It knows of the version from its name only.
+/// Returns a node whose tree shows one file by the object of the version, and the file's bytes. The node knows the version by its
+/// name only.
 fn showing(store: &Arc<dyn Store>, tier1: &Arc<tidemark_tier1::Tier1>) -> (Node, (FileId, SealNumber)) {
     const O_RDWR: i32 = 2;
     let shared = shared_over(Arc::clone(store), tier1, FILE.incarnation.0 + 1);

@@ -1,4 +1,4 @@
-//! What was concluded about a path, and from which facts: for a person who wonders.
+//! Conclusions about a path, and the facts behind them, for a person who wonders.
 //!
 //! Owns: putting the answer together. Does not own: the facts (`decide`), the conclusions (`protocol::evidence`, `visibility`).
 
@@ -15,8 +15,8 @@ use tidemark_protocol::report::{CheckpointState, Why, WhyFile, WhyWriter, path_t
 const FILES_MAX: usize = 1000;
 
 impl Node {
-    /// What is known about the checkpoint that a path belongs to, or about a file outside any. The outer `None` when the loop has
-    /// stopped, the inner one when nothing is known.
+    /// Returns what is known about the checkpoint that a path belongs to, or about a file outside any. The outer `None`: the loop
+    /// has stopped. The inner one: nothing is known.
     pub async fn why(&self, place: Vec<u8>) -> Option<Option<Why>> {
         self.ask(move |engine| engine.reasons().why(&place)).await
     }
