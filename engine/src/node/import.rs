@@ -156,7 +156,7 @@ impl Node {
                 }
                 Err(error) => return Err(away(&error)),
             }
-            // What was read is what was listed, and not half of what somebody is writing there.
+            // The bytes read must be those listed, and not half of what another program is writing there.
             let now = store.head(&file.object.key).await.map_err(|error| away(&error))?;
             if now.as_ref() != Some(&file.object) {
                 return Ok(Err(changed(file)));
@@ -325,7 +325,7 @@ impl Engine {
         }
     }
 
-    /// Takes the next number of its name: nobody else's version gets it, whatever becomes of this one.
+    /// Reserves the next number under the import's name. No other version gets it, whatever becomes of this one.
     fn reserve_import(&mut self, from: &str, checkpoint: &ForeignCheckpoint) -> Result<Reserved, Stays> {
         self.may_import(from, checkpoint)?;
         let id = &checkpoint.candidate.id;
@@ -367,7 +367,7 @@ impl Engine {
             what,
         );
         if back < names {
-            // Nobody removed what could not be shown.
+            // Names that could not be shown are not names that the job removed.
             self.gc.keep_unshown(id.clone(), number);
         }
         reference

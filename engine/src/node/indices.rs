@@ -15,7 +15,7 @@ use tidemark_protocol::evidence::{Covered, IndexError, Verdict, parse_index};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::IndexKind;
 
-/// The indices of the candidate that were read at their present seal.
+/// Returns the indices of the candidate that were read at their present seal.
 pub(crate) fn known_indices(
     book: &Book,
     fresh: &BTreeMap<RelPath, ParsedIndex>,
@@ -37,8 +37,8 @@ pub(crate) fn known_indices(
     known
 }
 
-/// The action that makes an index readable which is not sealed: its bytes come from elsewhere, or nobody closed it. None where it is being sealed, and
-/// where nobody may say that what was left unclosed is done.
+/// Returns the action that makes an unsealed index readable: its bytes are only elsewhere, or its writer never closed it. `None`:
+/// it is being sealed, or this node may not say that an unclosed file is done.
 pub(crate) fn to_read(
     shared: &Shared,
     ledger: &Ledger,
@@ -56,7 +56,7 @@ pub(crate) fn to_read(
     (!cut.is_empty()).then_some(Action::SealAsTheyAre(cut))
 }
 
-/// The verdict on an index that nobody will seal: another node may have a writer of it.
+/// Returns the verdict on an index that this node will not seal, because another node may have a writer of it.
 pub(crate) fn not_readable(path: &RelPath, view: &FileView, settle_ns: i64, now_ns: i64) -> Verdict {
     let settles_at_ns = view.published_ns.max(view.closed_ns).saturating_add(settle_ns);
     let detail = left_unclosed(path);

@@ -67,13 +67,13 @@ impl<'a> Inventory<'a> {
         rows.sort_by(|a, b| {
             let of = |row: &Checkpoint| (row.timeline, row.step);
             let place = a.run.cmp(&b.run).then(of(a).cmp(&of(b))).then(a.path.cmp(&b.path));
-            // What the tree holds now stands above what it replaced.
+            // Present content of the tree stands above the versions that it replaced.
             place.then(b.version.cmp(&a.version))
         });
         rows
     }
 
-    /// The newest state of a checkpoint first; with `all` its older committed versions too.
+    /// Returns the newest state of a checkpoint first. With `all`, its older committed versions follow.
     pub(crate) fn rows(self, book: &Book, all: bool) -> Vec<Checkpoint> {
         let mut rows = Vec::new();
         let uncovered = self.uncovered(book);
@@ -81,7 +81,7 @@ impl<'a> Inventory<'a> {
             rows.push(row.clone());
         }
         for (number, version) in book.versions.iter().rev() {
-            // One that cannot be read stands for the checkpoint only where no other does.
+            // An unreadable version stands for the checkpoint only where no other does.
             let unreadable =
                 version.checkpoint.why_unreadable().is_some() && (all || book.committed().is_none());
             let shown = version.checkpoint.is_committed() || version.checkpoint.is_alive() || unreadable;
@@ -250,7 +250,7 @@ impl<'a> Inventory<'a> {
         }
     }
 
-    /// The files of the tree at or below `place`, each once, with the path of its checkpoint.
+    /// Returns the files of the tree at or below `place`, each once, with the path of its checkpoint.
     pub(crate) fn files_at(
         self,
         place: &'a [u8],
@@ -268,7 +268,7 @@ impl<'a> Inventory<'a> {
         })
     }
 
-    /// The sealed files of the tree at or below `place`, and those that went out of sight because they could not be read.
+    /// Returns the sealed files of the tree at or below `place`, and those hidden because they could not be read.
     pub(crate) fn targets(self, place: &[u8]) -> Vec<Listed> {
         let in_tree = self.files_at(place).filter_map(|(path, view, checkpoint)| {
             let target = target(path.to_string(), view)?;
@@ -281,8 +281,8 @@ impl<'a> Inventory<'a> {
         in_tree.chain(self.engine.lost_targets(place)).collect()
     }
 
-    /// Everything to verify at or below `place`: the targets with all their objects, and what committed versions list that the tree
-    /// does not show.
+    /// Returns everything to verify at or below `place`: the targets with all their objects, and files that committed versions list
+    /// but the tree does not show.
     pub(crate) fn targets_and_stored(self, place: &[u8]) -> Vec<Listed> {
         let mut listed = self.targets(place);
         let mut stored = self.engine.still_counts().stored(place);

@@ -62,7 +62,7 @@ pub(crate) enum Done {
         result: Result<Box<Manifest>, CommitError>,
     },
     Loose(LooseDone),
-    /// Everybody was asked who may know more of a checkpoint with these contents.
+    /// Every node was asked that may know more of a checkpoint with these contents.
     Heard {
         id: CheckpointId,
         contents: Contents,
@@ -101,7 +101,7 @@ pub(crate) async fn seal(shared: Arc<Shared>, tickets: Vec<SealTicket>) -> Done 
                 read_all(&ticket.backing, ticket.size_bytes)
                     .map(|bytes| Some(with_content(chunk::hash(&bytes, 1), &bytes)))
             } else {
-                // One that takes a millisecond is in nobody's way.
+                // A seal that takes a millisecond delays no other job.
                 let long = ticket.size_bytes > CHUNK_BYTES;
                 let go_on = || {
                     while long && !ticket.is_abandoned() && shared.namespace.seals_give_way() {
@@ -144,7 +144,7 @@ pub(crate) async fn judge(tickets: Vec<JudgeTicket>) -> Done {
     joined.await.expect("a reader's panic is caught")
 }
 
-/// Phase 1 of an attempt.
+/// Runs phase 1 of an attempt.
 pub(crate) async fn prepare(
     shared: Arc<Shared>,
     id: CheckpointId,
@@ -155,7 +155,7 @@ pub(crate) async fn prepare(
     Done::Prepared { id, number, attempt, result }
 }
 
-/// Phase 2 of an attempt.
+/// Runs phase 2 of an attempt.
 pub(crate) async fn decide(
     shared: Arc<Shared>,
     id: CheckpointId,
@@ -178,7 +178,7 @@ pub(crate) async fn retire(
     Done::Retired { id, number, leave, result }
 }
 
-/// A loose file and its sidecar.
+/// Uploads a loose file and its sidecar.
 pub(crate) async fn upload_loose(
     shared: Arc<Shared>,
     upload: LooseUpload,
@@ -193,8 +193,8 @@ pub(crate) async fn upload_loose(
     Done::Loose(LooseDone { path, of, generation, size_bytes, left, tries, took, result })
 }
 
-/// Has other nodes say what they know of a checkpoint before it is taken for whole: its marker may be told before a file that was
-/// closed earlier elsewhere.
+/// Asks the other nodes to publish what they know of a checkpoint before it counts as whole. Its marker may be published before a
+/// file that was closed earlier on another node.
 pub(crate) async fn hear(shared: Arc<Shared>, id: CheckpointId, path: Vec<u8>, contents: Contents) -> Done {
     let heard = match shared.cluster.get() {
         Some(cluster) => cluster.hear_below(&path).await,
@@ -206,14 +206,14 @@ pub(crate) async fn hear(shared: Arc<Shared>, id: CheckpointId, path: Vec<u8>, c
     Done::Heard { id, contents, heard }
 }
 
-/// A cold file whose bytes the loop itself needs.
+/// Fetches a cold file whose bytes the loop itself needs.
 pub(crate) async fn fetch_cold(shared: Arc<Shared>, path: String, cold: ColdFile) -> Done {
     let node = cold.node;
     let result = shared.restorer.restore(path, cold).await;
     Done::Fetched { node, result }
 }
 
-/// The path of a node for messages.
+/// Returns the path of a node for messages.
 pub(crate) fn path_text(namespace: &Namespace, node: NodeId) -> String {
     let path = namespace.path_of(node);
     path.map_or_else(|| format!("node {node}"), |path| tidemark_protocol::report::path_text(&path))

@@ -22,7 +22,7 @@ use tidemark_protocol::report::{
 };
 use tidemark_store::{Created, StoreError};
 
-/// Between two looks at how far a removal is.
+/// Interval between two checks of how far a removal is.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 /// How often the number of a pin is tried that another took first.
 const PIN_TRIES: u32 = 8;
@@ -103,9 +103,9 @@ impl Node {
         Ok(Pin { checkpoint: reference, pinned, already })
     }
 
-    /// Refuses what a Tier-3 has to be told that is not taken up yet.
+    /// Refuses a request that must be written to a Tier-3 that is not recovered yet.
     async fn needs_tier3(&self) -> Result<(), ApiError> {
-        // What a daemon says that another one fences is in the answers.
+        // If another daemon fences this one, the answers say so.
         let waits = |engine: &mut Engine| {
             let why = engine.health().writes_nothing().filter(|_| engine.fenced.is_none())?;
             Some(nothing_is_written(&why, engine.health().tier3_trouble().is_some()))
@@ -224,11 +224,12 @@ impl Node {
 }
 
 impl Engine {
-    /// Takes the names of a checkpoint out of the tree of which Tier-3 does not say what was committed, and gives its path. From now on
-    /// it is taken for removed; nothing of it is deleted in Tier-3, since nobody knows what it is. `None`: it is no such checkpoint.
+    /// Takes the names of an unreadable checkpoint out of the tree and returns its path: Tier-3 does not say what was committed.
+    /// From now on it counts as removed. Nothing of it is deleted in Tier-3, since no node knows what it is. `None`: it is no such
+    /// checkpoint.
     ///
     /// # Errors
-    /// Several are meant; some of the names stay, and why.
+    /// Fails when `wanted` names several, or when some of the names stay; the error says why.
     fn forget_unreadable(&mut self, wanted: &Wanted) -> Result<Option<Vec<u8>>, ApiError> {
         let found = self.selection().find(wanted)?.filter(|book| book.committed().is_none());
         let Some((book, (_, version))) = found.and_then(|book| Some((book, book.unreadable()?))) else {

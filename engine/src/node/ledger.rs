@@ -43,9 +43,9 @@ const GROUPED_AT_ONCE: usize = 64;
 /// The regrouping of a larger one may take one part in this many of the loop's time.
 const REGROUP_SHARE: u32 = 8;
 
-/// In a scope of at most this many checkpoints, whatever happens to a file of one lets all of them look again: they
-/// share writers. In a larger one only the file's own does, and the others look at the next tick. Nor does grouping it let those look
-/// again that are committed as they stand: a directory of 10,000 checkpoints would look at all of them for each that is saved.
+/// Number of checkpoints up to which a change to a file of one makes all of its scope due, since they share writers. In a larger
+/// scope only the file's own is due; the others follow at the next tick. Grouping a larger scope skips those committed as they
+/// stand: a directory of 10,000 checkpoints would examine all of them for each one saved.
 const NEIGHBOURS_MAX: usize = 64;
 
 /// The bytes a path holds: which file, at which seal.
@@ -56,7 +56,7 @@ pub(crate) type Contents = BTreeMap<RelPath, (FileId, SealNumber)>;
 pub(crate) struct Ledger {
     rules: Rules,
     paths: HashMap<NodeId, Vec<RelPath>>,
-    /// Where directories were when they were looked at last.
+    /// Where directories were when they were last examined.
     directories: HashMap<NodeId, Vec<u8>>,
     scopes: BTreeMap<Option<RelPath>, Scope>,
     stale: BTreeSet<Option<RelPath>>,
@@ -88,7 +88,7 @@ pub(crate) struct Ledger {
     pub(crate) history: BTreeMap<RunPath, History>,
     /// Directories, links or attributes changed since the tree was last written to Tier-3.
     pub(crate) tree_changed: bool,
-    /// The tree was looked at since the start. Before that every name would seem to be gone.
+    /// Whether the tree was examined since the start. Before that every name would seem to be gone.
     pub(crate) has_seen_tree: bool,
     pub(crate) copies: CopyCounts,
 }
@@ -141,7 +141,7 @@ impl Ledger {
                     self.look_at_directory(path);
                 }
                 Some(path) => {
-                    // Its files may have other paths now.
+                    // The directory's files may have other paths now.
                     for view in namespace.views_below(&path) {
                         self.put(view);
                     }
@@ -163,7 +163,7 @@ impl Ledger {
         }
     }
 
-    /// The names of a file, as far as is known.
+    /// Returns the known names of a file.
     pub(crate) fn paths_of(&self, node: NodeId) -> &[RelPath] {
         self.paths.get(&node).map_or(&[], Vec::as_slice)
     }
@@ -191,7 +191,7 @@ impl Ledger {
             self.as_they_are.remove(&view.node);
         }
         match view.state {
-            // Those of other nodes are sealed there.
+            // Files of other nodes are sealed there.
             FileState::Closed | FileState::Mapped if view.remote.is_none() => self.unsealed.insert(view.node),
             FileState::Open { .. }
             | FileState::Cut
@@ -201,7 +201,7 @@ impl Ledger {
         };
         let node = view.node;
         let before = self.paths.remove(&node).unwrap_or_default();
-        // What a file holds is in its own objects; the tree has directories, whose times its names move, and links.
+        // File contents are in their own objects; the tree has links, and directories, whose times their names move.
         self.tree_changed |= before != paths || paths.len() > 1;
         for path in before.iter().filter(|path| !paths.contains(path)) {
             self.drop_name(path, node);
@@ -226,8 +226,8 @@ impl Ledger {
         }
     }
 
-    /// The tree holds `view` at `path`. Only a name that may move others from one checkpoint to another makes its
-    /// scope stale.
+    /// Records that the tree holds `view` at `path`. The scope becomes stale only if the name may move others from one checkpoint
+    /// to another.
     fn hold_name(&mut self, path: &RelPath, view: &Arc<FileView>) {
         let key = self.rules.scope(path);
         let stale = self.stale.contains(&key);
@@ -235,7 +235,7 @@ impl Ledger {
         self.copies.add(view);
         if let Some(before) = scope.files.insert(path.clone(), Arc::clone(view)) {
             self.copies.take(&before);
-            // What a file shows when its bytes leave goes with them; what it shows later is in the tree document.
+            // Attributes that a file shows when its bytes leave go with them; later ones are in the tree document.
             self.tree_changed |= has_other_attributes(&before, view);
             if stale {
                 scope.changed.insert(path.clone());
@@ -256,7 +256,7 @@ impl Ledger {
         }
     }
 
-    /// `node` no longer has the name `path`.
+    /// Records that `node` no longer has the name `path`.
     fn drop_name(&mut self, path: &RelPath, node: NodeId) {
         let key = self.rules.scope(path);
         let Some(scope) = self.scopes.get_mut(&key) else { return };
@@ -294,14 +294,14 @@ impl Ledger {
         self.loose_due.remove(path);
     }
 
-    /// Every loose file is looked at again: somebody waits for all of them.
+    /// Makes every loose file due, because a caller waits for all of them.
     pub(crate) fn loose_all_due(&mut self) {
         for path in self.loose.keys() {
             self.loose_due.insert(path.clone());
         }
     }
 
-    /// Files whose seal was refused for a reason that passes are tried again.
+    /// Retries files whose seal was refused for a reason that passes.
     pub(crate) fn seals_again(&mut self) {
         self.unsealed.append(&mut self.seals_later);
     }
@@ -340,7 +340,7 @@ impl Ledger {
         self.stale.iter().flatten().filter(named)
     }
 
-    /// The same of any scope that may hold checkpoints of a run.
+    /// Whether any scope that may hold checkpoints of a run waits to be grouped.
     pub(crate) fn has_stale_scope_in(&self, run: &RunPath) -> bool {
         let Some(run) = run.path() else { return !self.stale.is_empty() };
         let may_hold = |scope: &RelPath| scope == run || scope.is_below(run) || run.is_below(scope);
@@ -357,8 +357,8 @@ impl Ledger {
             .any(|found| found.id.run == candidate.id.run && found.step.is_some_and(|other| other < step))
     }
 
-    /// Puts a look at the book off until its scope and its older ones are grouped, where they wait for that: a word about the whole must
-    /// not be taken for one about the part that is known, nor be held against a part of the one before.
+    /// Postpones a book until its scope and the scopes of older checkpoints are grouped; false where none of them waits. A verdict
+    /// on a known part must not pass for one on the whole, nor be compared with a part of the previous checkpoint.
     pub(crate) fn puts_off(&mut self, id: &CheckpointId) -> bool {
         let is_stale = self.books.get(id).is_some_and(|book| self.is_stale_scope(&book.scope));
         let candidate = self.books.get(id).and_then(|book| book.candidate.as_ref());
@@ -439,8 +439,7 @@ impl Ledger {
         Some((path, self.file(path).filter(|view| view.node == node)?))
     }
 
-    /// The files of a candidate, in order of path. A file that is gone since it was grouped is left out, and its
-    /// scope is stale.
+    /// Returns the files of a candidate, in order of path. Skips a file that is gone since it was grouped: its scope is stale.
     pub(crate) fn files_of<'a>(
         &'a self,
         candidate: &'a Candidate,
@@ -450,7 +449,7 @@ impl Ledger {
         candidate.files.keys().filter_map(move |path| entry?.files.get_key_value(path))
     }
 
-    /// The files in the tree that make a checkpoint, without those that lie apart.
+    /// Returns the files in the tree that make a checkpoint, without those that lie apart.
     pub(crate) fn parts_of<'a>(
         &'a self,
         book: &'a Book,
@@ -459,18 +458,18 @@ impl Ledger {
         files.filter(move |(path, _)| !book.apart.contains(*path))
     }
 
-    /// The sealed contents of a checkpoint in the tree; `None` while a part of it is not sealed, or where it is not there.
+    /// Returns the sealed contents of a checkpoint in the tree. `None`: a part of it is not sealed, or it is not there.
     pub(crate) fn present(&self, book: &Book) -> Option<Contents> {
         book.candidate.as_ref()?;
         contents(self.parts_of(book))
     }
 
-    /// All files, in order of scope and path.
+    /// Returns all files, in order of scope and path.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&RelPath, &Arc<FileView>)> {
         self.scopes.values().flat_map(|scope| scope.files.iter())
     }
 
-    /// How long the loop may sleep before some held-back scope is due.
+    /// Returns how long the loop may sleep before some held-back scope is due.
     pub(crate) fn next_regroup(&self, now: Instant) -> Option<Duration> {
         self.stale
             .iter()
@@ -498,7 +497,7 @@ fn has_other_attributes(before: &FileView, now: &FileView) -> bool {
         && (small(before) != small(now) || before.xattrs != now.xattrs)
 }
 
-/// The sealed contents of some files; `None` while one of them is not sealed.
+/// Returns the sealed contents of some files. `None`: one of them is not sealed.
 pub(crate) fn contents<'a>(
     files: impl Iterator<Item = (&'a RelPath, &'a Arc<FileView>)>,
 ) -> Option<Contents> {
@@ -553,7 +552,7 @@ mod tests {
         }
     }
 
-    /// Everything is grouped, however long ago it was grouped last.
+    /// Groups everything, however long ago it was grouped last.
     pub(super) fn regroup_all(ledger: &mut Ledger) {
         for scope in std::mem::take(&mut ledger.stale) {
             ledger.regroup_scope(scope);

@@ -1,17 +1,18 @@
 //! Symbolic links and special files in the tree document.
 //!
-//! Owns: which of them Tier-3 is told, and which wait for what they name. Does not own: files that name a checkpoint
+//! Owns: which of them are published to Tier-3, and which wait for what they name. Does not own: files that name a checkpoint
 //! (`visibility::tracker`), when the document is written (`tree`).
 //!
-//! A job follows `last.ckpt` as it follows a tracker. So Tier-3 hears of a link no sooner than of the checkpoint that it names, and until
-//! then it keeps what the link named before: after the loss of the node that one is there.
+//! A job follows `last.ckpt` as it follows a tracker. So a link is published no sooner than the checkpoint that it names. Until
+//! then Tier-3 keeps what the link named before: after the loss of the node that checkpoint is there.
 
 use crate::node::tree_now::attributes_of;
 use tidemark_namespace::{SnapshotNode, Special};
 use tidemark_protocol::documents::{SpecialFile, SpecialKind};
 use tidemark_protocol::path::RelPath;
 
-/// The path below the mount that a link leads to as its text says. An absolute one is none: where the mount is, its user chose.
+/// Returns the path below the mount to which the text of a link leads. An absolute link has none, since the user chose where the
+/// mount is.
 pub(crate) fn named(link: &RelPath, target: &[u8]) -> Option<RelPath> {
     if target.first() == Some(&b'/') {
         return None;

@@ -71,7 +71,7 @@ pub(crate) struct LooseDone {
     pub(crate) result: Result<LooseStored, LooseError>,
 }
 
-/// Whether somebody may write the bytes, as far as this node can read them.
+/// Whether a program may write the bytes, as far as this node can read them.
 pub(crate) fn may_change(view: &FileView) -> bool {
     let unsealed = matches!(view.state, FileState::Open { .. } | FileState::Closed | FileState::Mapped);
     unsealed && view.remote.is_none() && view.host
@@ -83,8 +83,8 @@ pub(crate) fn stays_cut(shared: &Shared, ledger: &Ledger, path: &RelPath, view: 
     view.remote.is_some() || shared.cluster.get().is_some() || ledger.rules().is_tracker_name(path)
 }
 
-/// Whether it has a temporary name, and is open, or a program lives that wrote it. While the daemon ends (`ends`), nobody is waited for
-/// who closed it: this memory ends, too.
+/// Whether the file has a temporary name, and is open, or a program that wrote it lives. While the daemon ends (`ends`), programs
+/// that closed it are not waited for: this memory ends, too.
 pub(crate) fn is_in_flight(
     shared: &Shared,
     ledger: &Ledger,
@@ -100,7 +100,7 @@ pub(crate) fn is_in_flight(
         }
 }
 
-/// Loose files of which bytes are fetched at once so that they can be uploaded: each takes memory and a turn of who has it.
+/// Loose files whose bytes are fetched at once for their upload. Each takes memory, and a turn at the node that has the bytes.
 const FETCHES_AT_ONCE: usize = 32;
 
 /// Before a fetch that failed is tried again.
@@ -128,7 +128,7 @@ fn look(
     let lacking = match &view.state {
         FileState::Sealed { .. } => book.uploaded() != sealed,
         FileState::Cut => !stays_cut(shared, ledger, path, view),
-        // Its seal makes it due again, in a moment, unless somebody keeps that from being made.
+        // The seal makes the file due again in a moment, unless something prevents the seal.
         FileState::Closed if book.lacking.is_none() => return Action::None,
         FileState::Open { .. } | FileState::Closed | FileState::Mapped => {
             asked || book.lacks_what_stands(view.node, || shared.namespace.reach(view.node))
@@ -141,7 +141,7 @@ fn look(
     if view.state == FileState::Cut && view.closed_again {
         return Action::Accept(view.node);
     }
-    // Its bytes cannot be read to be sealed, and not to be uploaded either.
+    // Bytes that cannot be read to be sealed cannot be uploaded either.
     if !at_rest && (!may_change(view) || ledger.unreadable.contains_key(&view.node)) {
         return Action::None;
     }
@@ -164,7 +164,7 @@ fn look(
             || ledger.is_left_by_torn(path)
             || is_ahead(),
         took_ns: i64::try_from(book.took.as_nanos()).unwrap_or(i64::MAX),
-        // What is closed is sealed in a moment, and then goes.
+        // A closed file is sealed in a moment, and then goes.
         waited_for: if at_rest { waits.is_some() } else { asked && view.state != FileState::Closed },
         settle_ns: settle_ns(shared),
     };
@@ -226,12 +226,13 @@ impl LooseBook {
         self.read.filter(|read| read.arrived && read.node == node)
     }
 
-    /// Whether Tier-3 lacks what it held at `waits`, when somebody asked: also what does not show, as a mapping's changes.
+    /// Whether Tier-3 lacks content of the moment `waits`, when a caller asked. This includes changes that do not show, such as
+    /// those of a mapping.
     pub(crate) fn is_asked_for(&self, node: NodeId, waits: Option<Instant>) -> bool {
         waits.is_some_and(|waits| self.arrived(node).is_none_or(|read| read.at < waits))
     }
 
-    /// Whether Tier-3 may lack some of the bytes that somebody may write.
+    /// Whether Tier-3 may lack some of the bytes that a program may write.
     pub(crate) fn lacks_what_stands(&self, node: NodeId, reach: impl FnOnce() -> Option<Reach>) -> bool {
         self.arrived(node).is_none_or(|read| read.reach.is_none() || read.reach != reach())
     }
@@ -246,7 +247,7 @@ pub(crate) struct Lack {
 }
 
 impl Engine {
-    /// Looks at the loose files that are due, as far as there is room for what comes of it.
+    /// Starts the next step of the loose files that are due, as far as there is room.
     pub(crate) fn start_loose(&mut self, now: Instant) {
         self.ledger.loose_due.ripen(now);
         let waits = self.flushes.last_began();
@@ -266,7 +267,7 @@ impl Engine {
                     book.lacking = lacking.then(|| book.lacking.unwrap_or(now));
                     self.ledger.loose_due.insert_at(path, at);
                 }
-                // What comes of it makes the path due as well.
+                // The end of the fetch makes the path due as well.
                 Action::Fetch(node) if self.file_jobs.fetches() < FETCHES_AT_ONCE => {
                     self.file_jobs.fetch(&self.shared, &mut self.jobs, node);
                     self.ledger.loose_due.insert_at(path, now + FETCH_AGAIN);
@@ -282,7 +283,7 @@ impl Engine {
         }
     }
 
-    /// A cut file is not closed any more by anybody who could: its bytes are all there will be, unless it is opened again.
+    /// Seals a cut file as it is. No program that could close it lives: its bytes are final, unless it is opened again.
     fn seal_as_it_is(&mut self, path: &RelPath, node: NodeId) {
         // The log says it once: a refused try, as of one that is mapped, comes back here.
         if self.ledger.as_they_are.insert(node) {
@@ -305,7 +306,7 @@ impl Engine {
         let standing = self.shared.namespace.number_standing(node);
         let view = self.shared.namespace.view(node);
         let (Some(standing), Some(view)) = (standing, view) else {
-            // It was sealed, or is changed by a call right now.
+            // The file was sealed, or a call changes it right now.
             self.ledger.loose_due.insert_at(path, now + TICK);
             return;
         };
@@ -365,7 +366,7 @@ impl Engine {
                 let object = ObjectCopy { key: stored.key.clone(), size_bytes, encoding: None };
                 book.stored = stored.compared();
                 let sent = book.attributes.clone();
-                // What somebody might write has no seal that it could be a copy of.
+                // Bytes that a program might write have no seal of which they could be a copy.
                 if left != Left::Open {
                     self.note_loose_object(&path, of, object);
                 }

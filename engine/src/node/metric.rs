@@ -40,14 +40,14 @@ impl SaidLater {
         Self(metrics.into_iter().map(entry).collect())
     }
 
-    /// The metric that counts for a version now.
+    /// Returns the metric that counts for a version now.
     pub(crate) fn metric_of(&self, book: &Book, number: Number, version: &VersionBook) -> Metric {
         let later = self.0.get(&(book.id.clone(), number)).cloned();
         let said = later.or_else(|| in_manifest(version.manifest()?, &book.path()));
         said.map_or(Metric::Unsaid, |said| Metric::parse(&said.value))
     }
 
-    /// The metrics as the tree document keeps them.
+    /// Returns the metrics as the tree document keeps them.
     pub(crate) fn documented(&self, ledger: &Ledger) -> Vec<VersionMetric> {
         let row = |((id, number), said): (&(CheckpointId, Number), &Said)| {
             let version = ledger.books.get(id)?.version_id(*number);
@@ -56,7 +56,7 @@ impl SaidLater {
         self.0.iter().filter_map(row).collect()
     }
 
-    /// A version is no more.
+    /// Forgets the metric of a version that is no more.
     pub(crate) fn forget(&mut self, of: &(CheckpointId, Number)) {
         self.0.remove(of);
     }
@@ -85,7 +85,7 @@ impl SaidLater {
         ledger.tree_changed = true;
     }
 
-    /// A version's names were made from its manifest.
+    /// Sets the metric on a version's names after they were made from its manifest.
     pub(crate) fn show_metric(&self, shared: &Shared, id: &CheckpointId, number: Number) {
         if let Some(said) = self.0.get(&(id.clone(), number)) {
             show(shared, &said.path, &said.value);

@@ -151,7 +151,7 @@ pub struct Shared {
     pub seal_threads: usize,
     /// The way back of cold files.
     pub restorer: Restorer,
-    /// The other nodes, where this one is told of them.
+    /// The other nodes, if this one has any.
     pub cluster: OnceLock<Arc<Cluster>>,
     /// The replicator that copies this node's files, if there are other nodes.
     pub replicator: OnceLock<Arc<Replicator>>,
@@ -169,14 +169,14 @@ impl Shared {
         self.cluster.get().is_some_and(|cluster| cluster.is_copied(file, seal))
     }
 
-    /// Whether nobody has the bytes of a file any more: its node is gone, and no copy is known of, here, elsewhere or in Tier-3.
+    /// Whether the bytes of a file are lost: its node is gone, and no copy is known, here, elsewhere or in Tier-3.
     pub(crate) fn has_lost(&self, view: &FileView) -> bool {
         let (Some(cluster), Some(remote)) = (self.cluster.get(), &view.remote) else { return false };
         let is_somewhere = view.host || view.object.is_some() || !self.is_gone(remote.home);
         !is_somewhere && cluster.is_settled() && !cluster.is_copied(view.file, view.last_seal)
     }
 
-    /// The life that wrote a file; of one that nobody knows any more this node speaks.
+    /// Returns the life that wrote a file. If no node knows that life any more, it counts as one of this node.
     pub(crate) fn life_of(&self, incarnation: Incarnation) -> NodeLife {
         let member = self.cluster.get().and_then(|cluster| cluster.member_of(incarnation));
         let node = member.map_or_else(|| self.drain.life.node.clone(), |member| member.life.node);

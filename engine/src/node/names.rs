@@ -1,7 +1,7 @@
 //! Changes of names that the loop itself makes.
 //!
-//! Owns: that nodes which answer for such names alone look again. Does not own: why names go and come (`gc`, `keeping`, `visibility`),
-//! the names (`namespace`), who answers for which (the coordinator).
+//! Owns: that the nodes that serve such names on their own examine them again. Does not own: why names go and come (`gc`,
+//! `keeping`, `visibility`), the names (`namespace`), which node serves which name (the coordinator).
 
 use crate::node::Shared;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use tidemark_namespace::{FsError, Listed};
 use tidemark_protocol::path::RelPath;
 
 impl Shared {
-    /// As [`tidemark_namespace::Namespace::withdraw`].
+    /// Works as [`tidemark_namespace::Namespace::withdraw`].
     pub(crate) fn withdraw(&self, files: &[Listed<'_>], directories: &[RelPath]) -> Result<usize, FsError> {
         let gone = self.namespace.withdraw(files, directories);
         // Also where it failed: some names are gone then.
@@ -17,21 +17,21 @@ impl Shared {
         gone
     }
 
-    /// As [`tidemark_namespace::Namespace::hide`].
+    /// Works as [`tidemark_namespace::Namespace::hide`].
     pub(crate) fn hide(&self, path: &RelPath) -> Result<(), FsError> {
         self.namespace.hide(path)?;
         self.changed_names([path]);
         Ok(())
     }
 
-    /// As [`tidemark_namespace::Namespace::show_again`].
+    /// Works as [`tidemark_namespace::Namespace::show_again`].
     pub(crate) fn show_again(&self, path: &RelPath) -> Result<(), FsError> {
         self.namespace.show_again(path)?;
         self.changed_names([path]);
         Ok(())
     }
 
-    /// As [`tidemark_namespace::Namespace::replace`].
+    /// Works as [`tidemark_namespace::Namespace::replace`].
     pub(crate) fn replace(&self, path: &RelPath, bytes: &[u8]) -> Result<(), FsError> {
         self.namespace.replace(path, bytes)?;
         self.changed_names([path]);

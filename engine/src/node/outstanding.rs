@@ -45,7 +45,8 @@ impl<'a> Outstanding<'a> {
         FlushOutcome { pending, timed_out, tier3_away: self.engine.health().tier3_trouble().is_some() }
     }
 
-    /// Everything at or below `place`, and the checkpoint in which it lies, that is not durable, and why. `asked`: when somebody asked last.
+    /// Returns everything at or below `place` that is not durable, and the checkpoint in which it lies, with the reasons. `asked`:
+    /// when a caller asked last.
     pub(crate) fn pending(self, place: &[u8], asked: Option<Instant>, now: Instant) -> Vec<Row> {
         let mut rows = Vec::new();
         for book in self.engine.by_path().books_about(place) {
@@ -112,7 +113,7 @@ impl<'a> Outstanding<'a> {
             return None;
         }
         let lack = |reason, what: &str, comes| Some(Lack { reason, what: what.to_owned(), comes });
-        // Its writer gives it the name under which it is wanted, if the daemon does not end before.
+        // The writer gives the file its wanted name, if the daemon does not end before.
         if is_in_flight(&self.engine.shared, &self.engine.ledger, path, view, self.engine.draining) {
             let what = "it is written under a temporary name, and ends with this memory";
             return if self.engine.draining { lack(PendingReason::Open, what, false) } else { None };
@@ -148,7 +149,7 @@ impl<'a> Outstanding<'a> {
             return lack(reason, &who, true);
         }
         if book.is_asked_for(view.node, asked) {
-            // What goes on changing while it is read is not waited for without end.
+            // A file that changes while it is read is not waited for without end.
             let tries = match &book.stage {
                 LooseStage::Waiting { tries, .. } => *tries,
                 _ => 0,
@@ -164,10 +165,10 @@ impl<'a> Outstanding<'a> {
         lack(reason, &format!("{who}; {what}"), false)
     }
 
-    /// How many bytes a loose file has now, and whether Tier-3 has these.
+    /// Returns how many bytes a loose file has now, and whether Tier-3 has these.
     pub(crate) fn standing_of_loose(self, path: &RelPath, view: &FileView) -> (u64, bool) {
         if !may_change(view) {
-            // Of the bytes that it has now, under whichever of its names they went there.
+            // The answer is about its present bytes, under whichever of its names they went there.
             return (
                 self.engine.inventory().size_now(view),
                 view.sealed().is_some() && view.object.is_some(),

@@ -41,7 +41,7 @@ impl Row {
         Self { pending, comes }
     }
 
-    /// No waiting brings it.
+    /// Makes a row for something that no waiting makes durable.
     fn left(path: &str, reason: PendingReason, what: String) -> Self {
         Self { pending: Pending { path: path.to_owned(), reason, what }, comes: false }
     }
@@ -78,7 +78,7 @@ impl<'a> Saves<'a> {
         }
         let candidate = book.candidate.as_ref()?;
         let mut files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
-        // That holds back nothing of the rest.
+        // A file beside the checkpoint holds back nothing of the rest.
         let beside = self.left_beside(book, &path, &files);
         if beside.is_some() {
             files.retain(|(path, _)| !book.apart.contains(*path));
@@ -86,8 +86,8 @@ impl<'a> Saves<'a> {
         self.pending_files(book, &path, &files).or(beside)
     }
 
-    /// A file beside what is whole that no waiting brings to Tier-3: a program has it open, or it was left unclosed. The end of the daemon
-    /// keeps the latter as it is, but not on several nodes, where another one may have a writer.
+    /// Returns the row for a file, beside what is whole, that no waiting brings to Tier-3: a program has it open, or never closed
+    /// it. An ending daemon keeps an unclosed file as it is. On several nodes it does not, because another node may have a writer.
     fn left_beside(self, book: &Book, of: &str, files: &[(&RelPath, &Arc<FileView>)]) -> Option<Row> {
         if book.apart.is_empty() {
             return None;
@@ -106,7 +106,7 @@ impl<'a> Saves<'a> {
         Some(Row::left(of, reason, what))
     }
 
-    /// The same of those files of a checkpoint.
+    /// Returns the row for the given files of a checkpoint.
     fn pending_files(self, book: &Book, path: &str, files: &[(&RelPath, &Arc<FileView>)]) -> Option<Row> {
         let row = |reason, what: String| Some(Row::of(Pending { path: path.to_owned(), reason, what }));
         let contents = contents(files.iter().copied());
@@ -115,7 +115,7 @@ impl<'a> Saves<'a> {
             let checkpoint = &version.checkpoint;
             let unproven = checkpoint.is_prepared() && !checkpoint.is_proven();
             return match &version.trouble {
-                // Of what cannot be read any more a flush makes nothing.
+                // A flush ignores content that cannot be read any more.
                 _ if checkpoint.is_committed() || checkpoint.why_unreadable().is_some() => None,
                 Some(why) => row(PendingReason::Uploading, why.clone()),
                 None if unproven && version.record().partial => {
@@ -203,7 +203,7 @@ impl<'a> Saves<'a> {
         self.grace_until.is_some() && self.saving(book).is_some()
     }
 
-    /// Why a program is believed to be saving this checkpoint still; none where no program is.
+    /// Returns why a program is believed to be still saving this checkpoint. `None`: no program is.
     pub(crate) fn saving(self, book: &Book) -> Option<(PendingReason, String)> {
         let candidate = book.candidate.as_ref().filter(|_| !book.is_torn())?;
         let is_part = matches!(
@@ -225,7 +225,7 @@ impl<'a> Saves<'a> {
         self.shared.now_ns().saturating_sub(view.closed_ns) < SAVE_GAP_NS
     }
 
-    /// Why a file is believed to be written still. `is_part`: with what is there its save is not over.
+    /// Returns why a file is believed to be still written. `is_part`: the files present do not complete its save.
     pub(crate) fn written(
         self,
         path: &RelPath,
@@ -246,7 +246,7 @@ impl<'a> Saves<'a> {
         }
     }
 
-    /// The version that was whole of a checkpoint when it went out of sight, and is not in Tier-3 yet.
+    /// Returns the version that was whole when its checkpoint was hidden, and that is not in Tier-3 yet.
     fn on_its_way(self, id: &CheckpointId) -> Option<&'a VersionBook> {
         let version = self.books().version(id, self.visibility.on_its_way(id)?.number);
         version.checkpoint.is_alive().then_some(version)
@@ -258,8 +258,8 @@ impl<'a> Saves<'a> {
         meanwhile.is_some_and(|older| self.tree_names().shows_only(&self.ledger.books[id], older))
     }
 
-    /// Why a tracker stays out of Tier-3: what it names is not there yet. After the loss of the node a job would be led to a checkpoint that
-    /// it does not find; the tracker of before names one that it does.
+    /// Returns why a tracker is kept out of Tier-3: the checkpoint that it names is not there yet. After the loss of the node the
+    /// job would not find that one; the previous tracker names one that it finds.
     pub(crate) fn why_tracker_waits(self, path: &RelPath) -> Option<Pending> {
         let rules = self.ledger.rules();
         if !rules.is_tracker_name(path) {
@@ -284,7 +284,7 @@ impl<'a> Saves<'a> {
         })
     }
 
-    /// The reason why Tier-3 has nothing of a checkpoint yet; none where it has something, or nothing is to come.
+    /// Returns why Tier-3 has nothing of a checkpoint yet. `None`: it has something, or nothing is to come.
     pub(crate) fn first_comes(self, book: &Book) -> Option<Pending> {
         // At the end what is closed goes, too, where nothing more comes of what it names.
         let ended = || self.draining && matches!(rescue::look(self.shared, self.ledger, book), Rescue::Done);
@@ -304,7 +304,7 @@ impl<'a> Saves<'a> {
     }
 }
 
-/// Why a file is not in Tier-3 that nobody will close.
+/// Returns why a file that no program will close is not in Tier-3.
 pub(crate) fn left_unclosed(path: &RelPath) -> String {
     format!("{path} was left unclosed by a program that has ended")
 }

@@ -1,4 +1,4 @@
-//! Brings a checkpoint back into memory before somebody opens it.
+//! Brings a checkpoint back into memory before a program opens it.
 //!
 //! Owns: which files are fetched, what is done about room, the sum of what came of it. Does not own: fetching one file
 //! (`jobs`), which copies may give way for it (the namespace: never what is not committed).
@@ -114,7 +114,7 @@ async fn fetch_all(
     let total_files = (wanted.len() + unsealed.len()) as u64;
     let mut result = Prefetch { waited: true, total_files, total_bytes, ..Prefetch::default() };
     add_unsealed(&mut result, unsealed);
-    // What is here already must not give way to the rest.
+    // Files that are here already must not give way to the rest.
     for file in &wanted {
         shared.namespace.hold_prefetched(file.node, HOLD);
     }

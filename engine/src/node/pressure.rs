@@ -20,8 +20,8 @@ const LOOK_IDLE: Duration = Duration::from_millis(20);
 /// With less than this left a writer is refused before the next look: two of the slices in which files grow.
 const WALL_BYTES: u64 = 4 << 20;
 
-/// How much must give way for a tier of `size` bytes of which `available` are left: once more than the high mark is in use,
-/// as much as brings it down to the low one. While a file grows the whole room is kept ahead of it.
+/// Returns how many bytes must give way in a tier of `size_bytes` of which `available_bytes` are left. If more than the high mark
+/// is in use, enough to reach the low one. While a file grows, the whole room is kept ahead of it.
 fn lacking(marks: Marks, size_bytes: u64, available_bytes: u64, growing: bool) -> u64 {
     let used = size_bytes.saturating_sub(available_bytes);
     let begins = if growing { marks.low_bytes } else { marks.high_bytes };
@@ -64,7 +64,7 @@ fn is_at_wall(usage: Usage) -> bool {
     usage.size_bytes.saturating_sub(usage.used_bytes) < WALL_BYTES
 }
 
-/// The same for the spill, whose files are counted here while they grow; whether one does.
+/// Reclaims the spill, whose files are counted here while they grow. Returns whether one grows.
 fn reclaim_spill(shared: &Shared) -> bool {
     let Some(usage) = shared.tier1.spill_usage() else { return false };
     let marks = shared.settings.spill.marks.of(usage.size_bytes);

@@ -15,8 +15,8 @@ pub(super) fn and_more(first: String, more: usize, of_what: &str) -> String {
     if more == 0 { first } else { format!("{first}; and {more} more {of_what}") }
 }
 
-/// The way out of bad bytes in memory. `waits`: they lie there still, and Tier-3 has an object that is not known to be bad. `stored`:
-/// Tier-3 had them at some time.
+/// Returns the remedy for bad bytes in memory. `waits`: they are still there, and Tier-3 has an object that is not known to be bad.
+/// `stored`: Tier-3 had them at some time.
 const fn way_out(waits: bool, stored: bool) -> &'static str {
     match (waits, stored) {
         (true, _) => {
@@ -36,7 +36,7 @@ pub(crate) struct NodeHealth<'a> {
 }
 
 impl<'a> NodeHealth<'a> {
-    /// Why nothing is written to Tier-3, where this node is to decide over it; none where it may be.
+    /// Returns why nothing is written to Tier-3, if this node is to decide over it. `None`: writing is allowed.
     pub(crate) fn writes_nothing(self) -> Option<String> {
         if self.engine.may_write() || self.engine.fenced.is_none() && self.engine.knows == Knows::Nothing {
             return None;
@@ -46,7 +46,7 @@ impl<'a> NodeHealth<'a> {
         Some(self.engine.fenced.clone().or_else(away).unwrap_or_else(unread))
     }
 
-    /// Since when Tier-3 does not take what it is given, or gives no answer, and why.
+    /// Returns since when Tier-3 refuses writes or gives no answer, and why.
     pub(crate) fn tier3_trouble(self) -> Option<(Instant, String)> {
         let failed = self.engine.tier3_away.longest().map(|(since, why)| (since, why.to_owned()));
         // A request that is repeated for minutes has not failed yet.
@@ -143,7 +143,7 @@ impl<'a> NodeHealth<'a> {
         problems
     }
 
-    /// The flaw of each bad host copy, and the way out. Costs a pass over the files and the versions where there is any.
+    /// Returns the flaw of each bad host copy, with its remedy. If there is any, costs a pass over the files and the versions.
     fn bad_host_copies(self) -> Vec<(String, &'static str)> {
         if self.engine.scrub.bad.is_empty() {
             return Vec::new();

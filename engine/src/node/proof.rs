@@ -21,7 +21,7 @@ use tidemark_protocol::record::Record;
 use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify, path_text};
 use tidemark_store::StoreError;
 
-/// Versions looked at at once: each is three small reads, one after the other.
+/// Versions examined at once: each is three small reads, one after the other.
 const VERSIONS_IN_FLIGHT: usize = 8;
 
 /// Facts about a committed version that this daemon knows besides its record.
@@ -97,8 +97,8 @@ impl Node {
         Some(())
     }
 
-    /// The documents that were bad and were written again from what this daemon knows, and what was wrong with each. The marker comes
-    /// last: it says that the others are there.
+    /// Checks a version's documents, and writes bad ones again from what this daemon knows. Returns the names of those with what
+    /// was wrong. The marker comes last: it says that the others are there.
     async fn look_at_proof(
         &self,
         committed: &Checkpoint,

@@ -1,6 +1,6 @@
 //! From what Tier-3 holds to a tree whose files are cold, when the daemon starts with empty memory.
 //!
-//! Owns: which version of a checkpoint the tree shows, and what becomes of attempts that nobody decided. Does not
+//! Owns: which version of a checkpoint the tree shows, and what becomes of attempts without a decision. Does not
 //! own: reading Tier-3 (`restore::locate`), the markers (`save::commit`).
 
 use crate::node::Shared;
@@ -62,7 +62,7 @@ pub struct Recovered {
     pub(crate) removals: Told,
     pub(crate) passed_over: Vec<NotBelieved>,
     pub(crate) pins: BTreeSet<(CheckpointId, Number)>,
-    /// Versions that the tree should show and could not be made to: nobody removed them.
+    /// Versions that the tree should show and could not be made to: no job removed them.
     pub(crate) unshown: BTreeSet<(CheckpointId, Number)>,
     /// Metrics set on versions after their commit.
     pub(crate) metrics: Vec<VersionMetric>,
@@ -108,7 +108,7 @@ pub enum Names {
 /// Tier-3 is away, or does not take what is to be decided.
 pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, RecoverError> {
     let mut recovered = take_up(shared, names, Knows::All).await?;
-    // Nobody waits for it: what it aborts is dead, whenever that happens.
+    // No caller waits for it: the attempts that it aborts are dead, whenever that happens.
     let decided = std::mem::take(&mut recovered.decided);
     tokio::spawn(sweep::sweep(Arc::clone(&shared.drain), decided));
     Ok(recovered)
@@ -228,7 +228,7 @@ impl Recovered {
         self.close(version, shared);
     }
 
-    /// Another coordinator decided about a version while it was looked at here: what it decided is what counts.
+    /// Recovers a version about which another coordinator decided while it was examined here: the other's decision counts.
     async fn decided_by_another(&mut self, shared: &Shared, version: &VersionId) -> Result<(), RecoverError> {
         let found = locate::read_version(&shared.drain.store, version).await?;
         self.decided(shared, found);
@@ -251,7 +251,7 @@ impl Recovered {
         self.put(VersionBook::new(checkpoint, BTreeMap::new()));
     }
 
-    /// The versions of which a name that nobody removed is not in the tree.
+    /// Returns the versions of which the tree lacks a name that the job did not remove.
     fn not_shown(&self, adopter: &Adopter<'_>, wishes: &Wishes<'_>) -> BTreeSet<(CheckpointId, Number)> {
         let mut unshown = BTreeSet::new();
         for book in self.books.values() {
@@ -276,7 +276,7 @@ impl Recovered {
         shown.is_some_and(|(number, _)| *number == (timeline, version))
     }
 
-    /// The versions of which a pin stands.
+    /// Returns the versions whose pin stands.
     fn pinned(&self, pinned: &BTreeSet<Series>) -> BTreeSet<(CheckpointId, Number)> {
         let versions = self.books.values().flat_map(|book| {
             book.versions.keys().map(|number| (book.id.clone(), *number, book.version_id(*number)))
@@ -290,7 +290,7 @@ impl Recovered {
         watermark(books.flat_map(Book::checkpoints)).map(reference)
     }
 
-    /// An attempt without a marker: what becomes of it the rules say, and here it is done.
+    /// Does what the rules say about an attempt without a marker.
     async fn undecided(
         &mut self,
         shared: &Arc<Shared>,
@@ -401,8 +401,8 @@ impl Recovered {
         unshown
     }
 
-    /// Brings the name of a loose file into the tree of which nobody can say what it held last: an open fails, since older bytes would
-    /// be taken for the newest. False where memory outlived the daemon with the bytes, which go to Tier-3 once more.
+    /// Brings the name of a loose file into the tree whose last content is unknown. An open fails, since older bytes would be taken
+    /// for the newest. False: the bytes outlived the daemon in memory, and go to Tier-3 once more.
     fn take_up_unreadable_loose(
         &mut self,
         adopter: &mut Adopter<'_>,
@@ -591,8 +591,8 @@ impl<'a> Wishes<'a> {
         }
     }
 
-    /// The version that the tree shows of those that the job did not remove: the one that it showed, unless a newer one is
-    /// committed, or that one is not in Tier-3.
+    /// Returns the version that the tree shows, of those that the job did not remove: the one that it showed before, unless a newer
+    /// one is committed, or that one is not in Tier-3.
     fn shown<'b>(&self, book: &'b Book) -> Option<(&'b Number, &'b VersionBook)> {
         let of = (&book.id.run, &book.id.directory);
         let default = shown(book, self.removed.version(&book.id))?;
@@ -601,7 +601,7 @@ impl<'a> Wishes<'a> {
         newer.into_iter().find(|(number, _)| Some(*number) == showed).or(Some(default))
     }
 
-    /// A file with what the tree showed of it last.
+    /// Returns the entry of a file with the attributes that the tree showed last.
     fn entry(&self, file: &ManifestFile) -> AdoptEntry {
         let attributes = self.attributes.get(&(file.file, file.seal)).copied();
         entry(&file.path, file_kind(file), attributes.unwrap_or(&file.attributes))
@@ -633,7 +633,7 @@ pub(crate) fn adopt_files(
     above
 }
 
-/// The prepared marker of a joined attempt: its own when there is one, else one that says the same.
+/// Returns the prepared marker of a joined attempt: its own if there is one, else an equivalent one.
 fn one_marker(prepared: Vec<Prepared>, manifest: Manifest) -> Option<Prepared> {
     let mut first = prepared.into_iter().next()?;
     first.files = manifest.files;

@@ -30,7 +30,7 @@ struct OfRun<'a> {
 }
 
 impl Node {
-    /// Every run that has checkpoints at or below `place`, or one in which it lies.
+    /// Returns every run that has checkpoints at or below `place`, or one in which it lies.
     pub async fn recovery(&self, place: Vec<u8>) -> Option<Recovery> {
         self.ask(move |engine| engine.standings().recovery(&place)).await
     }
@@ -180,7 +180,7 @@ impl<'a> Standings<'a> {
         let lag = self.engine.backlog.lag(&self.engine.ledger, self.engine.shared.now_ns(), Some(run));
         RunStatus {
             run: run.to_string(),
-            // What is not whole is never the latest (P1).
+            // A checkpoint that is not whole is never the latest (P1).
             latest: recoverable.clone(),
             watermark,
             recoverable,

@@ -1,10 +1,10 @@
 //! The removals and the links that Tier-3 knows of.
 //!
-//! Owns: what its newest tree document says of them, and which of the removals stand. Does not own: what is removed now, and whether that
-//! may be told (`tree`).
+//! Owns: what the newest tree document in Tier-3 says of them, and which of the removals stand. Does not own: what is removed now,
+//! and whether that may be published (`tree`).
 //!
-//! A removal that was told stands until the tree shows again what was removed. Neither a new file under the name nor a file that lost
-//! another of its copies makes it undone: what the job removed for good must not come back.
+//! A published removal stands until the tree shows again what was removed. A new file under the name does not undo it, nor does a
+//! file that lost another of its copies: what the job removed for good must not come back.
 
 use crate::node::book::{Book, LooseBook, Number};
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,7 +50,7 @@ impl Told {
         told
     }
 
-    /// How many removals it tells that `before` does not.
+    /// Returns how many removals it has that `before` does not.
     pub(crate) fn removals_beyond(&self, before: &Self) -> u64 {
         let versions = self.versions.iter().filter(|(id, until)| before.versions.get(*id) < Some(*until));
         let loose = self.loose.iter().filter(|(path, until)| before.loose.get(*path) < Some(*until));
@@ -60,7 +60,7 @@ impl Told {
         (versions.count() + loose.count() + files.sum::<usize>()) as u64
     }
 
-    /// The last version of a checkpoint that is removed.
+    /// Returns the last version of a checkpoint that is removed.
     pub(crate) fn version(&self, id: &CheckpointId) -> Option<Number> {
         self.versions.get(id).copied()
     }
@@ -75,7 +75,8 @@ impl Told {
         self.loose.get(path).is_some_and(|until| *until >= generation)
     }
 
-    /// The removals that stand of a checkpoint whose version `shown` a restart shows. `now` gives the file that the tree has at a path.
+    /// Returns the standing removals of a checkpoint of which a restart shows the version `shown`. `now` gives the file that the
+    /// tree has at a path.
     pub(crate) fn standing(
         &self,
         book: &Book,
@@ -97,8 +98,8 @@ impl Told {
         ToldOfOne { version, files: gone.map(removed).collect() }
     }
 
-    /// The last generation that a removal of a loose file means, where the removal stands. A later one that is in Tier-3 needs no removal of
-    /// those before it.
+    /// Returns the last generation that a standing removal of a loose file covers. If Tier-3 has a later one, those before it need
+    /// no removal.
     pub(crate) fn standing_loose(
         &self,
         path: &RelPath,

@@ -42,7 +42,7 @@ impl<'a> Replacing<'a> {
         self.coming.contains_key(run)
     }
 
-    /// A committed checkpoint is in the tree.
+    /// Records that a committed checkpoint is in the tree.
     pub(crate) fn stays(&mut self, id: &'a CheckpointId) {
         note(&mut self.staying, id);
     }

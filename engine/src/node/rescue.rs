@@ -48,17 +48,17 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book) -> Rescue {
         return Rescue::Sealing;
     }
     let sealed = contents(in_memory(&files)).expect("only sealed files were asked for");
-    // One version at a time: files that close one after the other must not each upload all that came before.
+    // One version at a time: files that close in turn must not each upload all that came before.
     let on_its_way = |version: &VersionBook| {
         let checkpoint = &version.checkpoint;
-        // What is prepared without evidence is at rest.
+        // A version prepared without evidence is at rest.
         checkpoint.is_alive() && (!checkpoint.is_prepared() || checkpoint.is_proven())
     };
     if book.versions.values().any(on_its_way) {
         return Rescue::Uploading;
     }
     let covered = book.versions.values().any(|version| {
-        // What was decided against holds nothing; what failed would fail again.
+        // An aborted version holds nothing; a failed one would fail again.
         !version.checkpoint.is_aborted() && is_covered(&sealed, &version.contents)
     });
     if sealed.is_empty() || covered { Rescue::Done } else { Rescue::Wanted(sealed) }
@@ -75,9 +75,9 @@ fn is_quiet(shared: &Shared, ledger: &Ledger, book: &Book, quiet_ns: i64) -> boo
     last_ns.is_some_and(|last_ns| shared.now_ns().saturating_sub(last_ns) >= quiet_ns)
 }
 
-/// The provisional version that a book needs now; `None` where it needs none or has to wait. `verdict`, `apart`: what was concluded of it
-/// now, which the book does not have yet. `why`: the reason for it.
-/// `is_of_a_trainer`: whether a job wrote it that comes back and takes the newest; costs a pass over the run.
+/// Returns the provisional version that a book needs now. `None`: it needs none, or has to wait. `verdict`, `apart`: the present
+/// conclusions, which the book does not have yet. `why`: the reason for the version. `is_of_a_trainer`: whether the job that wrote
+/// it comes back and takes the newest; costs a pass over the run.
 pub(crate) fn plan(
     shared: &Shared,
     ledger: &Ledger,
@@ -97,7 +97,7 @@ pub(crate) fn plan(
     };
     let whole = files.len() == sealed.len() && verdict.is_some_and(is_whole);
     let damaged = verdict.is_some_and(is_damage);
-    // What people copy about stays in sight after a restart, as it did before, and so does what is whole with something beside it.
+    // Copies that people make stay visible after a restart, as before, and so does a whole checkpoint with something beside it.
     let is_part = || apart.is_empty() && candidate.framework != PARTS && is_of_a_trainer();
     let partial = !whole && (damaged || is_part());
     let unsaid = match apart.first() {
@@ -138,7 +138,7 @@ impl<'a> PartialSaves<'a> {
             && is_quiet(&self.engine.shared, &self.engine.ledger, book, settle_ns)
     }
 
-    /// Why what there is of a checkpoint goes to Tier-3 although more may come, or never will; none where it does not.
+    /// Returns why a checkpoint goes to Tier-3 in part, although more may come, or never will. `None`: it does not.
     pub(crate) fn why_in_part(
         self,
         id: &CheckpointId,

@@ -38,20 +38,20 @@ use tokio::task::JoinSet;
 /// Questions that wait for the loop. Each comes from a request, which the server bounds; more only wait longer.
 pub const QUESTIONS_MAX: usize = 64;
 
-/// How often the loop looks at what only time changes: settling, retries, mapped files.
+/// Interval at which the loop checks what only time changes: settling, retries, mapped files.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 /// The first pause after a failure that may pass, doubled up to the longest.
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 pub(crate) const RETRY_LONGEST: Duration = Duration::from_secs(30);
-/// The longest pause while somebody waits for the result.
+/// The longest pause while a caller waits for the result.
 pub(crate) const RETRY_URGENT: Duration = Duration::from_secs(1);
 
 /// The watcher hands on what changed at most this often: a burst of small files is one look, not one each, and the
 /// threads that answer the burst keep their CPUs. A seal begins so much later at most.
 const WATCH_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long the watcher waits for a change before it looks at the stop flag.
+/// How long the watcher waits for a change before it checks the stop flag.
 const WATCH_TIMEOUT: Duration = Duration::from_millis(100);
 
 type Question = Box<dyn FnOnce(&mut Engine) + Send>;
@@ -86,7 +86,7 @@ pub(crate) struct Engine {
     pub(crate) said_later: SaidLater,
     pub(crate) visibility: Visibility,
     pub(crate) full: Full,
-    /// Books whose candidate is not covered by a version: looked at again as time passes.
+    /// Books whose candidate no version covers. Time alone may change them, so each is examined again.
     pub(crate) unsettled: BTreeSet<CheckpointId>,
     pub(crate) backlog: Backlog,
     pub(crate) file_jobs: FileJobs,
@@ -145,7 +145,7 @@ impl Node {
     ) -> Option<R> {
         let (answer, answered) = tokio::sync::oneshot::channel();
         let question: Question = Box::new(move |engine| {
-            // Nobody waits any more: the question was only about what it would have been told.
+            // The caller waits no more, so nothing needs the answer.
             let _ = answer.send(f(engine));
         });
         self.questions.send(question).await.ok()?;
@@ -219,7 +219,7 @@ async fn run(
                 }
             }
             Some(question) = asked.recv() => {
-                // Who asks has seen what was done before.
+                // The caller has seen everything that was done before its question.
                 engine.catch_up();
                 engine.ledger.regroup(Instant::now());
                 question(&mut engine);
@@ -290,17 +290,17 @@ impl Engine {
         engine
     }
 
-    /// The ledger knows all that changed before this call.
+    /// Makes the ledger know all that changed before this call.
     pub(crate) fn catch_up(&mut self) {
         let nodes = self.shared.namespace.take_dirty();
         self.ledger.refresh(&self.shared.namespace, &nodes);
         self.shared.copy_to_peers(&nodes);
     }
 
-    /// Whether something happened to paths that are asked about of which the ledger had not heard; it has now.
+    /// Whether paths that `asked` selects changed without the ledger's knowledge. Afterwards it knows of the changes.
     ///
-    /// Asked once it was seen that a process has ended, and before anything is done for it: what that process did last, or one
-    /// that lives did meanwhile, may not have been heard of. Where this says so, it is decided again later.
+    /// Called after a process was seen to have ended, and before anything is done about that. The ledger may lack what that process
+    /// did last, or what a living one did meanwhile. If this returns true, the decision is made again later.
     pub(crate) fn had_not_heard(&mut self, asked: impl Fn(&Rules, &RelPath) -> bool) -> bool {
         let nodes = self.shared.namespace.take_dirty();
         let asked = |ledger: &Ledger| {
@@ -313,13 +313,13 @@ impl Engine {
         had || asked(&self.ledger)
     }
 
-    /// The same of what decides about a checkpoint.
+    /// Whether something that decides about a checkpoint changed without the ledger's knowledge.
     pub(crate) fn had_not_heard_of(&mut self, id: &CheckpointId) -> bool {
         let scope = self.ledger.books[id].scope.clone();
         self.had_not_heard(|rules, path| rules.scope(path) == scope) || self.ledger.is_stale_scope(&scope)
     }
 
-    /// How long the loop may wait for an event.
+    /// Returns how long the loop may wait for an event.
     fn pause(&self, now: Instant) -> Duration {
         let tick = TICK.saturating_sub(now.saturating_duration_since(self.last_tick));
         self.ledger.next_regroup(now).map_or(tick, |held| held.min(tick)).max(Duration::from_millis(1))
@@ -376,7 +376,7 @@ impl Engine {
         self.fenced.is_none() && self.knows == Knows::All
     }
 
-    /// Everything that is due, after whatever happened.
+    /// Does everything that is due, after whatever happened.
     fn step(&mut self, now: Instant) {
         if self.knows == Knows::Nothing || !self.shared.decides() {
             return self.step_of_member(now);
@@ -424,7 +424,7 @@ impl Engine {
         }
         self.note_removal(id);
         if self.saves().is_stood_in(id) {
-            // What was concluded last was said of what went out of sight.
+            // The last conclusion was about content that is hidden now.
             let book = self.ledger.books.get_mut(id).expect("it was there a moment ago");
             book.verdict = None;
             book.apart.clear();
@@ -489,7 +489,7 @@ impl Engine {
                 self.shared.namespace.accept_cut(node);
             }
             Action::SealAsTheyAre(nodes) => self.ledger.seal_as_they_are(&nodes),
-            // What Tier-3 holds of it is not known yet, and it may be all of it.
+            // Tier-3's content is not known yet, and may include all of it.
             Action::Fetch(_) if self.knows == Knows::Names => {}
             Action::Fetch(node) => self.file_jobs.fetch(&self.shared, &mut self.jobs, node),
             Action::Judge(nodes) => self.file_jobs.judge(&self.shared, &mut self.jobs, nodes),
@@ -514,7 +514,8 @@ impl Engine {
         }
     }
 
-    /// Whether nobody can know more of a checkpoint that is whole with these contents; asks where that is not known.
+    /// Whether no other node can know more of a checkpoint that is whole with these contents. If that is not known, asks the other
+    /// nodes.
     fn has_heard_others(&mut self, id: &CheckpointId, contents: &Contents) -> bool {
         if self.shared.cluster.get().is_none() {
             return true;
@@ -581,7 +582,7 @@ impl Engine {
     }
 }
 
-/// How long to wait after so many failures that may pass.
+/// Returns how long to wait after so many failures that may pass.
 pub(crate) fn retry_pause(tries: u32, longest: Duration) -> Duration {
     // Ten doublings are beyond the longest pause already.
     (RETRY_FIRST * 2_u32.saturating_pow(tries.min(10))).min(longest)

@@ -23,11 +23,11 @@ use tokio::task::JoinSet;
 /// After a pass over everything the scrub rests at least this long, so that a nearly empty Tier-1 costs nothing.
 const REST: Duration = Duration::from_secs(30);
 
-/// A host copy that could not be looked at, or not be replaced now, as while Tier-3 is away, is looked at again after this long: each look
-/// reads it whole.
+/// Pause before a host copy is checked again that could not be read, or not be replaced, for example while Tier-3 is away. Each
+/// check reads it whole.
 const AGAIN_AFTER: Duration = Duration::from_secs(30);
 
-/// Host copies to look at out of their turn. The next pass finds the rest again.
+/// Host copies to check out of their turn. The next pass finds the rest again.
 const AGAIN_MAX: usize = 10_000;
 
 /// Bad objects remembered. The next `verify` finds the rest again.
@@ -50,7 +50,7 @@ pub(crate) struct Scrub {
     pub(crate) unmended: Vec<(String, String)>,
 }
 
-/// A sealed file to look at.
+/// A sealed file to check.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) node: NodeId,
@@ -67,7 +67,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// All objects that should hold the bytes.
+    /// Returns all objects that should hold the bytes.
     pub(crate) fn objects(&self) -> impl Iterator<Item = &ObjectCopy> {
         self.object.iter().chain(&self.more)
     }
@@ -101,7 +101,7 @@ pub(crate) struct BadChunk {
     pub(crate) found: Crc64,
 }
 
-/// A look at one host copy.
+/// A check of one host copy.
 #[derive(Debug)]
 pub(crate) struct Scrubbed {
     pub(crate) file: FileId,
@@ -117,7 +117,7 @@ impl Scrubbed {
     }
 }
 
-/// The outcome of a look at one host copy.
+/// Outcome of the check of one host copy.
 #[derive(Debug)]
 pub(crate) enum HostFound {
     Good,
@@ -131,11 +131,11 @@ pub(crate) enum HostFound {
         bad: BadChunk,
         why: HealError,
     },
-    /// Nobody looked at its bytes, so that there is no word about them.
+    /// The bytes were not checked, so there is no verdict on them.
     Unseen(Unseen),
 }
 
-/// Why a host copy was not looked at.
+/// Why a host copy was not checked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unseen {
     #[error("it left memory, or was changed, before it was looked at")]
@@ -144,13 +144,13 @@ pub(crate) enum Unseen {
     Unreadable(#[source] std::io::Error),
 }
 
-/// When a host copy is looked at again out of its turn, once nobody has it open.
+/// Returns when a host copy is checked again out of its turn, once no program has it open.
 fn look_again(found: &HostFound, now: Instant) -> Option<Instant> {
     match found {
         HostFound::Good | HostFound::Healed { .. } | HostFound::Unseen(Unseen::Gone) => None,
         HostFound::Unseen(Unseen::Unreadable(_)) => Some(now + AGAIN_AFTER),
         HostFound::Bad { why: HealError::InUse, .. } => Some(now),
-        // It was given up, or other bytes took its place.
+        // The file was retired, or other bytes took its place.
         HostFound::Bad { why: HealError::Restore(error), .. } if error.is_loss() => None,
         HostFound::Bad { why: HealError::Changed(_), .. } => None,
         HostFound::Bad { why: HealError::Restore(_), .. } => Some(now + AGAIN_AFTER),
@@ -181,14 +181,14 @@ impl Scrub {
         }
     }
 
-    /// Remembers what a `verify` left as it is. `looked_at`: whether it looked at what has this path.
+    /// Remembers what a `verify` left as it is. `looked_at`: whether it examined the content of this path.
     fn note_unmended(&mut self, looked_at: impl Fn(&str) -> bool, found: Vec<BrokenInvariant>) {
         self.unmended.retain(|(path, _)| !looked_at(path));
         let room = BAD_OBJECTS_MAX.saturating_sub(self.unmended.len());
         self.unmended.extend(found.into_iter().map(|broken| (broken.path, broken.what)).take(room));
     }
 
-    /// The objects of one file's bytes that were found bad, by key.
+    /// Returns the objects of one file's bytes that were found bad, by key.
     pub(crate) fn bad_objects_of(
         &self,
         file: FileId,
@@ -204,7 +204,7 @@ impl Scrub {
         self.note_scrubbed(shared, scrubbed, now);
     }
 
-    /// Says and remembers what a look at a host copy found.
+    /// Reports and remembers the outcome of a check of a host copy.
     pub(crate) fn note_scrubbed(&mut self, shared: &Shared, scrubbed: &Scrubbed, now: Instant) {
         let of = (scrubbed.file, scrubbed.seal);
         // Taken out first, so that one that is known has its place.
@@ -225,7 +225,7 @@ impl Scrub {
                 tracing::warn!(path = %scrubbed.path, %bad, "a host copy was bad and has been replaced");
                 shared.events.add(shared.now_ns(), EventLevel::Warn, "repaired", path, what);
             }
-            // Its last name went, or it was written to, while it was looked at: these bytes are nobody's.
+            // The file lost its last name, or was written to, during the check: these bytes belong to no file.
             HostFound::Bad { .. } if !shared.is_held(of) && !shared.is_open_or_copy(scrubbed.file) => {
                 self.again.remove(&scrubbed.file);
                 self.bad.remove(&of);
@@ -234,19 +234,19 @@ impl Scrub {
                 let why = error_text(why);
                 let what = format!("{bad}; {why}");
                 let known = self.bad.insert(of, what.clone());
-                // It is looked at again and again: one thing is said once.
+                // Repeated checks find the same: report each finding once.
                 if known.as_ref() != Some(&what) {
                     tracing::error!(path = %scrubbed.path, %bad, %why, "a host copy is bad");
                     let at_ns = shared.now_ns();
                     shared.events.add(at_ns, EventLevel::Error, "corrupt", path, what);
                 }
             }
-            // It stays as it was known.
+            // The known state stays.
             HostFound::Unseen(_) => {}
         }
     }
 
-    /// Remembers what a look at an object came to. `bad`: what is wrong with it.
+    /// Remembers the outcome of a check of an object. `bad`: what is wrong with it.
     pub(crate) fn note_object_checked(
         &mut self,
         shared: &Shared,
@@ -334,7 +334,7 @@ impl Scrub {
 }
 
 impl Shared {
-    /// Whether a program has this file open, or it is a copy that is kept for another node. Costs a look at each copy.
+    /// Whether a program has this file open, or it is a copy kept for another node. Costs a pass over the copies.
     fn is_open_or_copy(&self, file: FileId) -> bool {
         let namespace = &self.namespace;
         let view = namespace.node_of_file(file).and_then(|node| namespace.view_of_node(node));
@@ -396,7 +396,7 @@ async fn look_and_heal(shared: &Arc<Shared>, target: &Target) -> HostFound {
     let Some(pin) = shared.namespace.pin_seal(target.file, target.seal) else {
         return HostFound::Unseen(Unseen::Gone);
     };
-    // One thread: the pace, and not this look, decides how soon all is looked at.
+    // One thread: the pace, and not this check, decides how soon all is checked.
     let bad = match check(shared, target, pin, 1).await {
         Ok(()) => {
             shared.metrics.scrub_bytes.inc_by(target.size_bytes);
@@ -429,7 +429,7 @@ async fn check(shared: &Shared, target: &Target, pin: SealPin, threads: usize) -
         .expect("hashing a mapping does not panic")
 }
 
-/// Looks at every byte. From the moment at which some are bad no open is answered with them, however long it takes to replace them.
+/// Checks every byte. Once some are found bad, no open is answered with them, however long it takes to replace them.
 fn check_or_doubt(
     namespace: &Namespace,
     target: &Target,

@@ -45,22 +45,23 @@ pub enum Wanted {
 }
 
 impl Node {
-    /// The path of what `wanted` names. The outer `None`: the loop has stopped; the inner one: there is none.
+    /// Returns the path of the checkpoint that `wanted` names. The outer `None`: the loop has stopped. The inner one: there is
+    /// none.
     ///
     /// # Errors
-    /// `wanted` names several.
+    /// Fails when `wanted` names several.
     pub async fn path_of(&self, wanted: Wanted) -> Option<Result<Option<Vec<u8>>, ApiError>> {
         self.ask(move |engine| engine.selection().find(&wanted).map(|found| found.map(Book::path))).await
     }
 
-    /// The path of what was whole last, of what the jobs of all runs would load now. The outer `None`: the loop has stopped; the inner
-    /// one: no job would load anything.
+    /// Returns the path of the checkpoint that became whole last, of those that the jobs of all runs would load now. The outer
+    /// `None`: the loop has stopped. The inner one: no job would load anything.
     pub async fn whole_last(&self) -> Option<Option<Vec<u8>>> {
         self.ask(|engine| engine.selection().whole_last().map(Book::path)).await
     }
 }
 
-/// A checkpoint that has the step which somebody asks for.
+/// A checkpoint that has the requested step.
 #[derive(Debug, Clone, Copy)]
 struct AtStep<'a> {
     run: &'a RunPath,
@@ -68,7 +69,8 @@ struct AtStep<'a> {
     is_committed: bool,
 }
 
-/// The index of the one that is meant among several with one step: the only one, or the only committed one where all are of one run.
+/// Returns the index of the one that is meant among several with one step: the only one, or the only committed one if all are of
+/// one run.
 fn meant(found: &[AtStep<'_>]) -> Option<usize> {
     if found.len() == 1 {
         return Some(0);
@@ -107,7 +109,7 @@ pub(crate) fn has_commit(book: &Book) -> bool {
     book.committed().is_some() || book.unreadable().is_some()
 }
 
-/// Whether a run is the one that somebody names, by its path or as `ls` shows it.
+/// Whether a person names this run, by its path or as `ls` shows it.
 pub(crate) fn is_run(run: &RunPath, name: &[u8]) -> bool {
     let path = run.path().map_or(&b""[..], RelPath::as_bytes);
     path == name || run.to_string().as_bytes() == name
@@ -155,7 +157,8 @@ impl<'a> Selection<'a> {
         }
     }
 
-    /// The newest committed one of a run that its job would load, as the job chooses it; where the job removed all, the newest of those.
+    /// Returns the newest committed checkpoint of a run that its job would load, as the job chooses it. If the job removed all,
+    /// returns the newest of those.
     fn latest_of(self, run: &RunPath) -> Option<&'a Book> {
         let loadable = self.newest_in_sight(run, Checkpoint::is_committed);
         loadable
@@ -195,7 +198,7 @@ impl<'a> Selection<'a> {
             let committed = book
                 .committed()
                 .filter(|(_, version)| self.tree_names().why_lost(version.record()).is_some());
-            // One that was committed after the damage stands in for it.
+            // A version committed after the damage stands in for the unreadable one.
             let unreadable = book
                 .unreadable()
                 .filter(|(number, _)| book.committed().is_none_or(|(committed, _)| committed < *number));
@@ -211,8 +214,8 @@ impl<'a> Selection<'a> {
         lost
     }
 
-    /// The version of a run that a job would load, of those that fit: what was removed is not there for it. Costs a pass over the versions,
-    /// and a sort of them where the first was removed.
+    /// Returns the version of a run that a job would load, of those that fit. For the job, removed versions are not there. Costs a
+    /// pass over the versions, and a sort of them where the first was removed.
     pub(crate) fn newest_in_sight(
         self,
         run: &RunPath,
@@ -262,8 +265,8 @@ impl<'a> Selection<'a> {
         Ok(Chosen { id: book.id.clone(), number: *number, version, reference })
     }
 
-    /// The path that a checkpoint had which may be out of sight: one that was never recorded has no book to be found by. A step means
-    /// what is out of sight, whatever else in the tree has it, and `latest` the newest, whether it is in the tree or not.
+    /// Returns the path of a checkpoint that may be hidden: one that was never recorded has no book to find it by. A step prefers
+    /// hidden checkpoints over those in the tree. `latest` means the newest, in the tree or not.
     pub(crate) fn path_out_of_sight(self, wanted: &Wanted) -> Result<Option<Vec<u8>>, ApiError> {
         let (run, step) = match wanted {
             Wanted::Path(path) => return Ok(Some(path.clone())),

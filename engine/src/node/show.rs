@@ -16,11 +16,11 @@ use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{ApiError, CheckpointRef, Copies, CopyCount, File, Show, path_text};
 
 impl Node {
-    /// Everything about the checkpoint or loose file that `wanted` names. The outer `None`: the loop has stopped; the inner one:
-    /// there is none.
+    /// Returns everything about the checkpoint or loose file that `wanted` names. The outer `None`: the loop has stopped. The inner
+    /// one: there is none.
     ///
     /// # Errors
-    /// `wanted` names several.
+    /// Fails when `wanted` names several.
     pub async fn show(
         &self,
         wanted: Wanted,
@@ -92,7 +92,7 @@ impl<'a> Showing<'a> {
         })
     }
 
-    /// A file that belongs to no checkpoint, as if it were one.
+    /// Returns a file that belongs to no checkpoint, as if it were one.
     fn show_loose(self, wanted: &Wanted, files: bool, identity: &Identity) -> Option<Show> {
         let Wanted::Path(path) = wanted else { return None };
         let path = RelPath::new(path.clone()).ok()?;
@@ -145,7 +145,7 @@ impl<'a> Showing<'a> {
             (None, Some(attempt)) => attempt.manifest().ok().and_then(|manifest| key(&manifest)),
             (None, None) => None,
         });
-        // What was noted of a file that is written again is a copy of other bytes.
+        // While a file is written again, its noted copy is of other bytes.
         let noted = view.filter(|view| view.sealed().is_some()).and_then(|view| view.object.as_ref());
         let object_key = stored.or_else(|| noted.map(|object| object.key.clone()));
         let of = entry.map(|entry| (entry.file, entry.seal));

@@ -24,7 +24,7 @@ pub(super) fn stand_in(version: &VersionId, shared: &Shared) -> Record {
     record
 }
 
-/// The identity of a file of which nobody knows it, the same for the same words.
+/// Makes an identity for a file whose own is unknown, the same for the same words.
 pub(super) fn stand_in_file(words: &str) -> FileId {
     let hash = blake3::hash(words.as_bytes());
     let counter = u64::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes"));

@@ -139,7 +139,7 @@ impl<'a> Tiers<'a> {
         }
     }
 
-    /// Why a tier is not below its low mark; empty where it is.
+    /// Returns why a tier is not below its low mark. Empty: it is below.
     fn held_by(self, place: Place, used_bytes: u64, marks: Marks) -> BTreeMap<String, u64> {
         if used_bytes <= marks.low_bytes {
             return BTreeMap::new();

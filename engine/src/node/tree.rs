@@ -23,11 +23,11 @@ use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::report::Untold;
 
-/// The tree is written at most this often unless somebody waits: its document is as large as the tree has directories.
+/// Shortest interval between two writes of the tree, unless a caller waits: its document is as large as the tree has directories.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
 
-/// Making the document may take one part in this many of the loop's time, even while somebody waits: it is a pass over
-/// the tree, and each file of 100,000 that is being saved changes it.
+/// Making the document may take one part in this many of the loop's time, even while a caller waits. It is a pass over the tree,
+/// and each of 100,000 files being saved changes it.
 const MAKE_SHARE: u32 = 8;
 
 /// When the tree was written, and whether it is being written.
@@ -90,12 +90,12 @@ impl TreeState {
         self.is_pending(since) && (writes || looks && self.compared_at.is_none_or(|at| at < since))
     }
 
-    /// The number of the newest document of Tier-3, unless one is on its way.
+    /// Returns the number of the newest document in Tier-3, unless another one is on its way.
     pub(crate) fn in_tier3(&self) -> Option<u64> {
         (self.number > 0 && !self.running).then_some(self.number)
     }
 
-    /// The bytes of a file reached Tier-3, so that something need not be withheld any more.
+    /// Records that the bytes of a file reached Tier-3, so that something need not be withheld any more.
     pub(crate) fn may_tell_more(&mut self, ledger: &mut Ledger, file: FileId) {
         if self.waits_for.contains(&file) {
             self.tells_more(ledger);
@@ -113,14 +113,14 @@ impl TreeState {
         }
     }
 
-    /// Tier-3 holds something that may differ from what the tree shows: the last document does not say so.
+    /// Makes the tree due for writing: Tier-3 may differ from what the tree shows, and the last document does not say so.
     pub(crate) fn tells_more(&mut self, ledger: &mut Ledger) {
         ledger.tree_changed = true;
         // The document that is on its way does not say so either.
         (self.clean_at, self.looked_at) = (None, None);
     }
 
-    /// Tier-3 lost the last document: what it said goes there as the next one.
+    /// Makes the content of the last document, which Tier-3 lost, go there as the next one.
     pub(crate) fn write_again(&mut self, ledger: &mut Ledger) {
         self.last = None;
         self.tells_more(ledger);
@@ -147,7 +147,7 @@ impl Engine {
         let begun = Instant::now();
         self.ledger.tree_changed = false;
         let mut snapshot = self.shared.namespace.tree_snapshot();
-        // It may show what was done after this turn began.
+        // The snapshot may show changes that came after this turn began.
         self.hear_who_changed_names();
         self.had_not_heard(|_, _| false);
         self.ledger.regroup(now);

@@ -29,7 +29,7 @@ pub(crate) struct TreeNow<'a> {
 }
 
 impl<'a> TreeNow<'a> {
-    /// The tree as it is, and what is withheld from it.
+    /// Returns the tree as it is, and what is withheld from it.
     pub(crate) fn tree_document(self, snapshot: &TreeSnapshot, now: Instant) -> (TreeDocument, LeftOut) {
         let path = |bytes: &[u8]| RelPath::new(bytes.to_vec()).ok();
         let (stale, begun) =
@@ -127,7 +127,7 @@ impl<'a> TreeNow<'a> {
         all
     }
 
-    /// Whether what a checkpoint lost, and Tier-3 does not know yet, may be told.
+    /// Whether the losses of a checkpoint that Tier-3 does not know yet may be published.
     fn may_tell_more(
         self,
         replacing: &Replacing<'_>,
@@ -164,7 +164,7 @@ impl<'a> TreeNow<'a> {
         book.candidate.is_some() && self.engine.backlog.lagging.iter().any(is_newer)
     }
 
-    /// The loose files of Tier-3 that a restart must not find under their paths.
+    /// Returns the loose files of Tier-3 that a restart must not find under their paths.
     fn removed_loose(self, here: &Here<'_>, waits_for: &mut BTreeSet<FileId>) -> Vec<RemovedLoose> {
         let mut removed = Vec::new();
         for (path, book) in self.engine.ledger.loose.iter().chain(&self.engine.ledger.removed_loose) {
@@ -219,7 +219,7 @@ impl<'a> TreeNow<'a> {
         !self.holds_loose(&path, of) && !here.shown.values().any(holds)
     }
 
-    /// The links that Tier-3 is told of, of those in directories that it knows; whether one of them waits for what it names.
+    /// Returns the links to publish, of those in directories that Tier-3 knows, and whether one of them waits for what it names.
     fn links_to_tell(
         self,
         snapshot: &TreeSnapshot,
@@ -246,7 +246,7 @@ impl<'a> TreeNow<'a> {
         (links.collect(), waits)
     }
 
-    /// The special files that Tier-3 is told of. On several nodes none is: their other ends live on one of them.
+    /// Returns the special files to publish. On several nodes there are none: their other ends live on one of the nodes.
     fn specials_to_tell(
         self,
         snapshot: &TreeSnapshot,
@@ -260,7 +260,7 @@ impl<'a> TreeNow<'a> {
         specials.collect()
     }
 
-    /// The checkpoint that a path is, or lies in.
+    /// Returns the checkpoint that a path is, or lies in.
     fn checkpoint_at(self, path: &RelPath) -> Option<&'a Book> {
         let above = std::iter::successors(Some(path.clone()), RelPath::parent);
         let mut books = above.filter_map(|at| self.engine.ledger.books.get(&CheckpointId::at(&at)?));
@@ -338,12 +338,13 @@ impl<'a> Here<'a> {
         self.names.get(path.as_bytes())
     }
 
-    /// The newest version in Tier-3 that the tree shows, if it is whole; else what a restart would show by itself.
+    /// Returns the newest version in Tier-3 that the tree shows, if it is whole. Otherwise returns the one that a restart would
+    /// show by itself.
     fn shows_of(&self, book: &'a Book) -> Option<Shown<'a>> {
-        // Of one that cannot be read the names may be there, too.
+        // The names of an unreadable version may be in the tree, too.
         let (number, version) = shown(book, None).or_else(|| book.unreadable())?;
         let newer = above(book, Some(*number)).into_iter().rev();
-        // One that keeps only what was added, where the rest had left this memory, does not stand for all of it.
+        // A version that keeps only additions, since the rest had left this memory, does not stand for the whole.
         let all_there = version.contents.iter().all(|(path, of)| self.of_path(path) == Some(of));
         let has_all = |newer: &VersionBook| !all_there || is_covered(&version.contents, &newer.contents);
         let mut whole = newer.filter(|(_, version)| {
@@ -380,9 +381,9 @@ impl<'a> Here<'a> {
         })
     }
 
-    /// Looks at the version that a restart would show. A name that means something else by now is removed only once its new
-    /// bytes are in Tier-3 as a loose file's; if they are on their way to a version of their own, the old ones stand until that
-    /// is there.
+    /// Returns what the job removed of the version that a restart would show. If a name means something else now, it counts as
+    /// removed only once Tier-3 has its new bytes as a loose file's. If those bytes are on their way to a version of their own, the
+    /// old ones stand until that version is there.
     fn removed(
         &self,
         book: &Book,

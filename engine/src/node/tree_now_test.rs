@@ -39,7 +39,7 @@ fn tree(files: &[(&str, (FileId, SealNumber))], links: &[(&str, &str)]) -> TreeS
 /// Contents of a version, and whether it is committed, settled, or a settled part.
 type OfVersion<'a> = (&'a [(&'a str, (FileId, SealNumber))], &'a str);
 
-/// A checkpoint with these versions.
+/// Makes a checkpoint with these versions.
 fn book(versions: &[OfVersion<'_>]) -> Book {
     let run = RunPath::new(path("r")).unwrap();
     let id = CheckpointId { run: run.clone(), directory: CheckpointName::new("c").unwrap() };

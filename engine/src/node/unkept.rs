@@ -1,7 +1,7 @@
 //! Names that no key of Tier-3 can hold: they end with this node's memory.
 //!
-//! Owns: which those are, how many, and what people are told of them. Does not own: which paths a key can hold (`protocol::path`), looking at
-//! files (`ledger`) and at the rest of the tree (`tree`).
+//! Owns: which those are, how many, and what people see of them. Does not own: which paths a key can hold (`protocol::path`),
+//! examining files (`ledger`) and the rest of the tree (`tree`).
 
 use super::Ledger;
 use crate::node::flush::covers;
@@ -27,11 +27,11 @@ const WHY: &str =
 /// See the module's head.
 #[derive(Debug, Default)]
 pub(crate) struct Unkept {
-    /// Files with such a name, as they were looked at last: one look each, as the ledger has of every file in the tree.
+    /// Files with such a name, as last examined: one view each, as the ledger has of every file in the tree.
     files: BTreeMap<NodeId, Arc<FileView>>,
     /// The names of those files.
     file_names: u64,
-    /// The other such names, of the tree as it was looked at last.
+    /// The other such names, from the tree as last examined.
     others: Vec<Vec<u8>>,
     others_left_out: u64,
 }
@@ -54,7 +54,7 @@ fn has_no_other_name(view: &FileView) -> bool {
     view.paths.iter().all(|path| is_hidden(path) || is_unkept(path))
 }
 
-/// A path, or both ends of a longer one.
+/// Returns a path, or both ends of a longer one.
 fn cut(path: &[u8], most_bytes: usize) -> Vec<u8> {
     if path.len() <= most_bytes {
         return path.to_vec();
@@ -64,7 +64,7 @@ fn cut(path: &[u8], most_bytes: usize) -> Vec<u8> {
 }
 
 impl Unkept {
-    /// How many names these are.
+    /// Returns how many such names there are.
     pub(crate) fn count(&self) -> u64 {
         let others = u64::try_from(self.others.len()).expect("a count fits 64 bits");
         self.file_names + others + self.others_left_out
@@ -75,7 +75,7 @@ impl Unkept {
         files.chain(self.others.iter().map(Vec::as_slice))
     }
 
-    /// Looks at what is no file. Costs a pass over the directories and the links.
+    /// Examines the names of everything but files. Costs a pass over the directories and the links.
     pub(crate) fn look_at(&mut self, tree: &TreeSnapshot) {
         let links = tree.symlinks.iter().map(|(node, _)| node);
         let specials = tree.specials.iter().map(|(node, _)| node);
@@ -136,7 +136,7 @@ mod tests {
     use tidemark_protocol::path::MAX_PATH_BYTES;
     use tidemark_protocol::recognise::Rules;
 
-    /// A path of so many bytes, with this end.
+    /// Makes a path of so many bytes, with this end.
     fn path(bytes: usize, end: &str) -> String {
         let mut path = "d/".repeat(bytes / 2 - end.len() / 2 - 1);
         while path.len() + end.len() < bytes {

@@ -1,6 +1,6 @@
-//! Directories that Tier-3 is not told of yet, because nothing of their checkpoint is there.
+//! Directories that are not published to Tier-3 yet, because nothing of their checkpoint is there.
 //!
-//! Owns: which those are. Does not own: when the tree is told (`tree`), which of them were only begun (`visibility`).
+//! Owns: which those are. Does not own: when the tree is published (`tree`), which of them were only begun (`visibility`).
 
 use crate::node::book::{Book, LooseBook, LooseStage};
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,11 +8,11 @@ use tidemark_namespace::TreeSnapshot;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::Shape;
 
-/// The directories of checkpoints of which Tier-3 has no version. After the loss of this node they would be there and empty, and
-/// a job that takes the highest step it finds would fail on one. The manifest of a version brings its own.
+/// Directories of checkpoints of which Tier-3 has no version. After the loss of this node they would be there and empty, and a job
+/// that takes the highest step it finds would fail on one. The manifest of a version brings its own.
 ///
-/// Where Tier-3 is told of a name in such a directory, it is told of the directory, too: whoever brings the name back could only
-/// guess what the directory was.
+/// If a name in such a directory is published, so is the directory: whoever brings the name back could only guess what the
+/// directory was.
 pub(crate) struct Unsaved {
     tops: BTreeSet<RelPath>,
     /// Directories with the name of a checkpoint in which nothing is yet that makes one.
@@ -24,7 +24,8 @@ pub(crate) struct Unsaved {
 }
 
 impl Unsaved {
-    /// `stale`: such directories whose files were not grouped since they changed. `loose`: the files that belong to no checkpoint.
+    /// Collects such directories. `stale`: those whose files were not grouped since they changed. `loose`: the files that belong to
+    /// no checkpoint.
     pub(crate) fn of<'a>(
         books: impl Iterator<Item = &'a Book>,
         stale: impl Iterator<Item = &'a RelPath>,

@@ -33,7 +33,7 @@ pub(crate) struct Retention<'a> {
 }
 
 impl<'a> Retention<'a> {
-    /// Every committed version of a run, or of all, in order of run and lineage.
+    /// Returns every committed version of a run, or of all, in order of run and lineage.
     pub(crate) fn verdicts(self, of: Option<&RunPath>) -> Vec<Verdict> {
         let mut runs: BTreeMap<&RunPath, Vec<(&Book, Number, &VersionBook)>> = BTreeMap::new();
         let books = self.ledger.books.values();
@@ -94,14 +94,15 @@ impl<'a> Retention<'a> {
             || self.visibility.is_out_of_sight(&of.0, of.1)
             || match standing {
                 Standing::Shown => !self.is_all_there_is(book, number),
-                // Its names mean other bytes by now, and a file under one of them has its copy there.
+                // The names mean other bytes now, and a file under one of them has its copy there.
                 Standing::Withdrawn { .. } | Standing::Replaced | Standing::Gone => leads.copies,
             };
         Committed {
             version: record.version.clone(),
             step: record.step,
             completed_at_ns: record.completed_at_ns,
-            // It was read back, or its checksums were refused, when it was written; what is known to be lost since counts for nothing.
+            // At its upload, the store refused damaged parts, or every byte was read back. A version known to be lost since does
+            // not count.
             verified: self.tree_names().why_lost(record).is_none(),
             pinned: self.gc.pins.contains(&of),
             held,

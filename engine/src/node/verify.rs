@@ -219,7 +219,8 @@ impl Node {
     pub async fn verify(&self, place: Vec<u8>, deep: bool, progress: impl Fn(Progress)) -> Option<Verify> {
         let mut verify = Verify { deep, ..Verify::default() };
         let mut unmended = Vec::new();
-        // What names the bytes first: without that no start finds them, and what was lost together goes to Tier-3 as one.
+        // Documents that name the bytes come first: without them no start finds the bytes, and what was lost together goes to
+        // Tier-3 as one.
         self.verify_names(&place, &mut verify, &mut unmended).await?;
         self.verify_proofs(place.clone(), &mut verify, &mut unmended).await?;
         verify.broken.extend(unmended.iter().cloned());
@@ -315,9 +316,9 @@ impl Node {
         Some(())
     }
 
-    /// Looks at every object that should hold the bytes, and writes those again that do not. `suspects`: keys that were found bad
-    /// before, of which the size says nothing. `held`: why nothing is written to Tier-3. Nothing is written of what was given up meanwhile;
-    /// it is bad all the same where the tree shows it.
+    /// Checks every object that should hold the bytes, and writes those again that do not. `suspects`: keys found bad before, for
+    /// which a matching size proves nothing. `held`: why nothing is written to Tier-3. Objects retired meanwhile are not written;
+    /// they still count as bad where the tree shows them.
     async fn check_objects(
         &self,
         target: &Target,
@@ -422,7 +423,7 @@ impl Node {
         Err(tried.join("; "))
     }
 
-    /// The bytes of a good object in memory of their own.
+    /// Returns the bytes of a good object in memory of their own.
     async fn landed(&self, target: &Target, good: &ObjectCopy) -> Result<SealPin, String> {
         let shared = self.shared();
         let landing = shared

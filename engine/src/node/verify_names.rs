@@ -1,9 +1,9 @@
-//! Looks at what names the files outside checkpoints in Tier-3: their sidecars, and the tree document.
+//! Checks the documents that name the files outside checkpoints in Tier-3: their sidecars, and the tree document.
 //!
-//! Owns: which of them is not what this daemon read or wrote, and that Tier-3 gets it once more. Does not own: the bytes (`verify`),
-//! checkpoints (`proof`), the uploads (`loose`, `tree`).
+//! Owns: which of them differ from what this daemon read or wrote, and that Tier-3 gets them once more. Does not own: the bytes
+//! (`verify`), checkpoints (`proof`), the uploads (`loose`, `tree`).
 //!
-//! No key is written twice: the next generation of the file, or the next number of the tree, takes the place of what is bad.
+//! No key is written twice: the next generation of the file, or the next number of the tree, replaces the bad one.
 
 use crate::node::book::LooseStage;
 use crate::node::flush::{FlushOutcome, Waits};
@@ -148,7 +148,7 @@ impl Node {
         })
     }
 
-    /// Waits, within bounds, until Tier-3 has what it lacks.
+    /// Waits, up to a limit, until Tier-3 has what it lacks.
     async fn send_again(
         &self,
         place: &[u8],

@@ -1,9 +1,9 @@
 //! Reading the copies that other nodes keep, each of them whole.
 //!
-//! Owns: whose copies of a file are looked at, and what was found of each. Does not own: the transfer (`restore::peer`), what a node does
-//! whose bytes were bad (it is told to look again, `replicate::receive`).
+//! Owns: whose copies of a file are checked, and what was found of each. Does not own: the transfer (`restore::peer`), what a node
+//! does whose bytes were bad (it is told to check again, `replicate::receive`).
 //!
-//! Only bytes that came from there say what a node has: one may acknowledge a copy and not have it.
+//! Only bytes that came from a node prove what it has: a node may acknowledge a copy and not have it.
 
 use crate::node::Shared;
 use crate::node::scrub::Target;
@@ -43,7 +43,7 @@ pub(super) async fn check_peers(shared: &Arc<Shared>, target: &Target, deep: boo
     found
 }
 
-/// The verified bytes of a file from the first node that has a good copy.
+/// Returns the verified bytes of a file from the first node that has a good copy.
 pub(super) async fn from_a_peer(shared: &Arc<Shared>, target: &Target) -> Option<(String, Arc<Backing>)> {
     let (cluster, near) = (shared.cluster.get()?, shared.restorer.nearby.get()?);
     for keeper in cluster.keepers(target.file, target.seal) {

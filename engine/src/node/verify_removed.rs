@@ -15,7 +15,7 @@ use tidemark_protocol::loose;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify};
 
-/// Names looked at at once, each a listing and the reads of its sidecars: hides the round trip.
+/// Names examined at once, each a listing and the reads of its sidecars: hides the round trip.
 const NAMES_IN_FLIGHT: usize = 8;
 
 impl Node {
@@ -57,7 +57,7 @@ impl Node {
     }
 }
 
-/// Retention took it away since it was listed.
+/// Whether retention removed it since it was listed.
 fn is_given_up(why: &GiveUpError) -> bool {
     matches!(why, GiveUpError::Unreadable { why: FormatProblem::Missing, .. })
 }

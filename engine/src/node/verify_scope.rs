@@ -38,7 +38,7 @@ impl<'a> VerifyScope<'a> {
             });
             Some(Named::Loose { path: path.clone(), generation, of, sums })
         });
-        // What could not be read at the start is not what this daemon knows.
+        // A document that could not be read at the start is not known to this daemon.
         let tree = self.engine.tree.in_tier3().filter(|number| {
             let key = Key::numbered(Series::Tree, *number).to_string();
             place.is_empty() && !self.engine.passed_over.iter().any(|passed| passed.key == key)
@@ -93,7 +93,7 @@ impl<'a> VerifyScope<'a> {
         removed.filter_map(|(path, book)| Some((path.clone(), book.generation?))).collect()
     }
 
-    /// The files of the tree at or below `place` that have no checksum yet.
+    /// Returns the files of the tree at or below `place` that have no checksum yet.
     pub(crate) fn unsealed(self, place: &[u8]) -> Vec<Unsealed> {
         let unsealed = self.engine.inventory().files_at(place).filter_map(|(path, view, _)| {
             let why = why_unsealed(&view.state)?;

@@ -27,7 +27,7 @@ use tidemark_store::{MemoryStore, Store};
 
 const FILE: FileId = FileId { incarnation: Incarnation(1), counter: FileCounter(9) };
 
-/// A file of which only this was found.
+/// Makes a file with this finding only.
 fn host(found: HostFound) -> Found {
     let target = Target {
         node: 9,
@@ -116,7 +116,7 @@ fn version_id() -> VersionId {
     VersionId { run, directory, timeline: NUMBER.0, version: NUMBER.1 }
 }
 
-/// A committed version of one file that the tree does not show, as the loop knows it.
+/// Makes a committed version of one file that the tree does not show, as the loop knows it.
 fn committed() -> VersionBook {
     let path = RelPath::new("r/step1.pt").unwrap();
     let life = NodeLife { node: "n".parse().unwrap(), incarnation: FILE.incarnation };
@@ -169,7 +169,7 @@ fn committed() -> VersionBook {
     version
 }
 
-/// A node that knows the version, over a Tier-3 that has none of its bytes.
+/// Makes a node that knows the version, over a Tier-3 that has none of its bytes.
 fn node(store: &Arc<dyn Store>, tier1: &Arc<tidemark_tier1::Tier1>) -> Node {
     let mut book = Book::new(checkpoint_id());
     book.versions.insert(NUMBER, committed());
@@ -180,7 +180,7 @@ fn node(store: &Arc<dyn Store>, tier1: &Arc<tidemark_tier1::Tier1>) -> Node {
     Node::start(NodeParts { shared, rules: Rules::builtin(), recovered })
 }
 
-/// The one file that there is to look at.
+/// Returns the one file that there is to verify.
 async fn listed(node: &Node) -> Listed {
     let mut listed = node.ask(|engine| engine.inventory().targets_and_stored(b"")).await.unwrap();
     assert_eq!(listed.len(), 1, "{listed:?}");
@@ -233,7 +233,7 @@ async fn bytes_that_are_missing_because_their_version_was_retired_are_no_finding
     node.stop();
 }
 
-/// The retirement is another coordinator's: this one hears of it from Tier-3 only.
+/// Another coordinator retires the version: this one learns of that from Tier-3 only.
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_of_which_tier_3_says_that_they_were_given_up_are_no_finding_and_are_not_written_again() {
     let (_folder, tier1) = tier1();
@@ -249,7 +249,7 @@ async fn bytes_of_which_tier_3_says_that_they_were_given_up_are_no_finding_and_a
     node.stop();
 }
 
-/// The document that gives the version up.
+/// Returns the document that retires the version.
 fn retirement() -> Bytes {
     let version = committed();
     let manifest = version.manifest().unwrap();
@@ -265,7 +265,7 @@ fn retirement() -> Bytes {
     retired.encode().unwrap().into()
 }
 
-/// A proxy that wants a password answers with a page: that gives nothing up.
+/// A proxy that wants a password answers with a page: that retires nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_are_a_finding_where_no_document_says_that_they_were_given_up() {
     let (_folder, tier1) = tier1();
@@ -302,7 +302,7 @@ fn showing(store: &Arc<dyn Store>, tier1: &Arc<tidemark_tier1::Tier1>) -> (Node,
     (node, (ticket.file, ticket.seal))
 }
 
-/// Two coordinators: the other one retired what this one's tree shows. The objects were gone before the look.
+/// Two coordinators: the other one retired what this one's tree shows. The objects were gone before the check.
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_that_the_tree_shows_are_missed_though_another_coordinator_gave_them_up() {
     let (_folder, tier1) = tier1();

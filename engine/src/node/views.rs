@@ -1,4 +1,4 @@
-//! Parts of the loop's state, borrowed for those who ask about one thing.
+//! Parts of the loop's state, borrowed by callers that ask about one thing.
 //!
 //! Owns: which parts each view borrows. Does not own: what a view answers; each stands in the file that it is about.
 
