@@ -193,7 +193,7 @@ pub(crate) async fn upload_loose(
     Done::Loose(LooseDone { path, of, generation, size_bytes, left, tries, took, result })
 }
 
-/// Asks the other nodes to publish what they know of a checkpoint before it counts as whole. Its marker may be published before a
+/// Asks the other nodes to publish what they know of a checkpoint before it counts as whole. The marker may be published before a
 /// file that was closed earlier on another node.
 pub(crate) async fn hear(shared: Arc<Shared>, id: CheckpointId, path: Vec<u8>, contents: Contents) -> Done {
     let heard = match shared.cluster.get() {

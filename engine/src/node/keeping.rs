@@ -72,7 +72,7 @@ pub(crate) struct Chosen {
 }
 
 impl Node {
-    /// Pins the newest committed version of a checkpoint, or takes the pin away. Durable in Tier-3 when it returns.
+    /// Pins the newest committed version of a checkpoint, or takes the pin away. When it returns, the change is durable in Tier-3.
     ///
     /// # Errors
     /// Nothing of it is committed, or several are meant; Tier-3 is away; the daemon is ending.

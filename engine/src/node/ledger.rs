@@ -414,7 +414,7 @@ impl Ledger {
             self.drop_loose(path);
             self.look_at_other_names(path);
         }
-        // The others are looked at when something happens to them.
+        // The others are examined when something happens to them.
         for path in loose.difference(&before) {
             self.add_loose(path);
             self.look_at_other_names(path);

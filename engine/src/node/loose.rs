@@ -77,8 +77,8 @@ pub(crate) fn may_change(view: &FileView) -> bool {
     unsealed && view.remote.is_none() && view.host
 }
 
-/// Whether a cut file stays as it is: of a tracker the daemon says itself what it should hold, and on several nodes the one that
-/// decides may know the file as part of a checkpoint.
+/// Whether a cut file stays as it is. The daemon itself decides what a tracker should hold. On several nodes, the coordinator may know
+/// the file as part of a checkpoint.
 pub(crate) fn stays_cut(shared: &Shared, ledger: &Ledger, path: &RelPath, view: &FileView) -> bool {
     view.remote.is_some() || shared.cluster.get().is_some() || ledger.rules().is_tracker_name(path)
 }
@@ -226,7 +226,7 @@ impl LooseBook {
         self.read.filter(|read| read.arrived && read.node == node)
     }
 
-    /// Whether Tier-3 lacks content of the moment `waits`, when a caller asked. This includes changes that do not show, such as
+    /// Whether Tier-3 lacks content of the moment `waits`, when a caller asked. Changes that do not show count, such as
     /// those of a mapping.
     pub(crate) fn is_asked_for(&self, node: NodeId, waits: Option<Instant>) -> bool {
         waits.is_some_and(|waits| self.arrived(node).is_none_or(|read| read.at < waits))

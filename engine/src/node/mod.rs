@@ -1,15 +1,15 @@
 //! The loop that owns everything one node knows of its checkpoints.
 //!
 //! `let what = select().await; apply(what); step()`: it waits for changed files, finished jobs, questions or a
-//! moment; notes them; and then looks at what is due. Only one thing happens at a time, so there are no locks around
-//! what it knows and no order of events to be afraid of. The price is that anything that takes long must be a job
-//! (`jobs`) whose end is one more event, and that a question from outside waits its turn.
+//! moment; notes them; and then examines what is due. Only one thing happens at a time, so its knowledge needs no
+//! locks, and the order of events does no harm. There are two costs. Anything that takes long must be a job (`jobs`)
+//! whose end is one more event. A question from outside waits its turn.
 //!
 //! | file | owns |
 //! |---|---|
 //! | `ledger`, `copies` | files, groups, books, which name of a file carries its bytes, which names Tier-3 cannot hold; how many copies there are |
 //! | `book` | one checkpoint over its versions |
-//! | `due` | who is looked at now, who later |
+//! | `due` | which entries are examined now, which later |
 //! | `decide` | what a book should do next |
 //! | `indices` | which indices can be read |
 //! | `unsaved`, `links` | which directories and links Tier-3 does not know yet |
@@ -19,30 +19,30 @@
 //! | `backlog` | versions that are not at rest, the lag |
 //! | `loose` | files that belong to no checkpoint |
 //! | `file_jobs` | hashing, judging and fetching single files |
-//! | `apply` | who is told of the end of a job |
+//! | `apply` | what follows from the end of a job |
 //! | `jobs` | the bodies of jobs |
-//! | `away` | what Tier-3 does not take |
+//! | `away` | operations that Tier-3 does not take |
 //! | `full` | tiers that fail saves |
-//! | `pressure` | room in Tier-1 for writers whose size nobody knows |
-//! | `flush`, `pending`, `outstanding` | who waits for what to be durable; what is not, and why |
+//! | `pressure` | room in Tier-1 for writers of unknown size |
+//! | `flush`, `pending`, `outstanding` | which callers wait for what to be durable; what is not, and why |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `tree`, `tree_now` | the tree document: when it is written, and what it holds |
 //! | `views` | the parts of the state that each question borrows |
 //! | `recover` | from what Tier-3 holds to a tree |
-//! | `stand_in` | what stands in the place of what cannot be read |
+//! | `stand_in` | stand-ins for documents that cannot be read |
 //! | `removals`, `replaced` | which removals Tier-3 knows of; what replaces what was removed |
-//! | `scrub`, `verify`, `verify_names`, `verify_removed`, `verify_scope`, `verify_peers` | looking at bytes at rest, and healing them |
+//! | `scrub`, `verify`, `verify_names`, `verify_removed`, `verify_scope`, `verify_peers` | verifying bytes at rest, and healing them |
 //! | `damage` | what copies that are known to be bad count for |
 //! | `verdicts`, `gc` | which committed versions are retired, and retiring them |
-//! | `given_up` | whether what was looked at still counts |
-//! | `generations` | which generations of loose files are given up |
+//! | `given_up` | whether findings about examined content still count |
+//! | `generations` | which generations of loose files are retired |
 //! | `export` | a version written out of the mount |
 //! | `import` | checkpoints that others wrote into Tier-3 |
 //! | `metric` | what jobs say of their checkpoints |
-//! | `names` | what the loop does to names, and who hears of it |
+//! | `names` | what the loop does to names, and which nodes learn of it |
 //! | `keeping` | pins, and what people remove and bring back |
-//! | `visibility` | what a job sees that comes back |
-//! | `proof` | looking at what commits rest on |
+//! | `visibility` | what a returning job sees |
+//! | `proof` | verifying the documents on which commits rest |
 //! | `answer`, `inventory`, `show`, `why`, `tiers`, `problems`, `recovery` | reports for people |
 //! | `select`, `by_path` | which checkpoint a person means; which lie at a path |
 //! | `attributes` | `user.tidemark.*` |
@@ -158,7 +158,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Whether a life of a node is known to be over.
+    /// Whether a life of a node is over. An unknown life counts as over.
     pub(crate) fn is_gone(&self, life: Incarnation) -> bool {
         let member = self.cluster.get().and_then(|cluster| cluster.member_of(life));
         member.is_none_or(|member| member.gone)

@@ -72,7 +72,7 @@ impl<'a> Outstanding<'a> {
         rows
     }
 
-    /// Whether waiting may change that.
+    /// Whether waiting may bring the tree to Tier-3.
     pub(crate) fn tree_may_come(self, since: Instant) -> bool {
         self.engine.tree.may_come(since, self.engine.fenced.is_none(), self.engine.knows == Knows::All)
     }

@@ -179,7 +179,7 @@ impl<'a> Saves<'a> {
         {
             return row(PendingReason::Torn, why.to_owned());
         }
-        // On several nodes nobody seals it as it is.
+        // On several nodes it is never sealed as it is.
         if matches!(book.verdict, Some(Verdict::Settled { .. }))
             && self.shared.cluster.get().is_some()
             && let Some((left, _)) = files.iter().find(|(_, view)| view.state == FileState::Cut)

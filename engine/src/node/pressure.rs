@@ -1,4 +1,4 @@
-//! Keeps room in Tier-1 for writers whose size nobody knows.
+//! Keeps room in Tier-1 for writers of unknown size.
 //!
 //! Owns: when host copies give way in the background, and how much. Does not own: which ones and in what order (the
 //! namespace, by the classes that the node loop sets), making room for a size that is known (create, ftruncate).

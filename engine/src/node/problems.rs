@@ -148,7 +148,7 @@ impl<'a> NodeHealth<'a> {
         if self.engine.scrub.bad.is_empty() {
             return Vec::new();
         }
-        // Bytes that were saved again are another seal, and the old ones matter to nobody.
+        // Bytes that were saved again are another seal, and the old ones do not matter any more.
         let bad_in_tree = |view: &FileView| {
             let of = (view.file, view.sealed()?);
             self.engine.scrub.bad.contains_key(&of).then(|| (of, (view.host, view.object.clone())))

@@ -52,8 +52,8 @@ enum Problem {
 }
 
 impl Node {
-    /// Adds to `verify` the committed versions at or below `place`, or in which it lies, of which Tier-3 does not say what it must; `unmended` gets those
-    /// of which this daemon cannot say it again.
+    /// Adds to `verify` the committed versions at or below `place`, or in which it lies, whose documents in Tier-3 are bad. `unmended` gets
+    /// those whose documents this daemon cannot write again.
     pub(super) async fn verify_proofs(
         &self,
         place: Vec<u8>,

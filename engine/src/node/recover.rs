@@ -100,7 +100,7 @@ pub enum Names {
     Kept,
 }
 
-/// Reads Tier-3, decides what was left undecided, and tells the namespace what is there.
+/// Reads Tier-3, decides attempts that were left undecided, and puts what is there into the namespace.
 ///
 /// Costs a read of every marker and manifest, and memory for the tree. Nothing is fetched.
 ///
@@ -114,7 +114,7 @@ pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, Re
     Ok(recovered)
 }
 
-/// The same of a Tier-3 that may not be written to yet, beside names that outlived the daemon: what is committed is known, what was left
+/// Reads a Tier-3 that may not be written to yet, beside names that outlived the daemon: what is committed is known, what was left
 /// undecided stays so, and nothing is swept. [`recover`] follows once it may be written to.
 ///
 /// # Errors
@@ -457,7 +457,7 @@ impl Recovered {
             // A directory whose files are all gone is gone too, unless the tree names it.
             directories.extend(manifest.directories.iter().filter(|dir| above.contains(&dir.path)).cloned());
         }
-        // Their objects may be gone, and the removal would be taken for one of a file that is named so anew.
+        // Their objects may be gone, and the removal would be taken for one of a new file of that name.
         for (path, generation) in &wishes.removed.loose {
             let used = self.loose_numbers.entry(path.clone()).or_insert(*generation);
             *used = (*used).max(*generation);

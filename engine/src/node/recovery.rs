@@ -145,7 +145,7 @@ impl<'a> Standings<'a> {
                 .filter(|view| view.file == *file && view.sealed() == Some(*seal))?;
             (view.host && view.object.is_none()).then_some(view.size_bytes)
         });
-        // At the end of the daemon somebody asks once what it cost; there may be very many files.
+        // At the end of the daemon a caller asks once what was lost; there may be very many files.
         let loose = self.engine.draining.then(|| self.engine.ledger.loose.keys()).into_iter().flatten();
         let stand = loose.filter_map(|path| {
             let view = self.engine.ledger.file(path).filter(|view| view.host && view.sealed().is_none())?;

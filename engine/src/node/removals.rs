@@ -14,7 +14,7 @@ use tidemark_protocol::manifest::Symlink;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 
-/// The removals and the links that a tree document tells.
+/// The removals and the links in a tree document.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Told {
     /// Each up to and with this version.

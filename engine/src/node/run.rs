@@ -166,7 +166,7 @@ impl Node {
     /// Records why Tier-3 is not recovered yet. The record ends when the node gets the [`Recovered`] of a Tier-3 that is.
     pub async fn tier3_is_not_taken_up(&self, why: String) {
         let failed = |engine: &mut Engine| engine.tier3_away.failed(Cause::TakingUp, Instant::now(), why);
-        // A loop that has stopped tells nobody.
+        // A loop that has stopped reports nothing.
         let _ = self.ask(failed).await;
     }
 
@@ -353,7 +353,7 @@ impl Engine {
         self.ledger.refresh(&self.shared.namespace, &[ROOT]);
     }
 
-    /// Makes this node decide from now on: it examines everything anew.
+    /// Makes this node decide from now on: it examines everything again.
     pub(crate) fn decide_from_now_on(&mut self, recovered: Recovered) {
         let rules = self.ledger.rules().clone();
         let mut fresh = Self::new(Arc::clone(&self.shared), rules, recovered);

@@ -325,7 +325,7 @@ impl Scrub {
         let due = self.again.iter().filter(|(_, not_before)| **not_before <= now);
         let mut due = due.map(|(file, _)| *file);
         due.find_map(|file| {
-            // The ledger's view tells of closes by writers only; readers are asked for.
+            // The ledger's view knows of closes by writers only; readers are asked for.
             let view = namespace.view_of(file).filter(|view| view.opens == 0)?;
             let (path, view) = ledger.node(view.node)?;
             target(path.to_string(), view)
@@ -507,7 +507,7 @@ pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Re
             Ok(())
         }
         Err(Mismatch::Bad(bad)) => Err(NotVerified::Bad(Box::new(BadAtOpen { target, bad }))),
-        // The open finds what the file has now, and whether that is to be looked at.
+        // The open finds what the file has now, and whether that is to be verified.
         Err(Mismatch::Gone) => Ok(()),
         Err(Mismatch::Unreadable(source)) => {
             let path = &target.path;

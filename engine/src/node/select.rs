@@ -316,7 +316,7 @@ impl<'a> Selection<'a> {
         }
         let (left, of) = (self.tree_names().names_in_sight(version), version.contents.len());
         let gone = version.contents.keys().filter(|path| self.tree_names().is_gone(path)).count();
-        // A name that has other bytes was written over, by whom and how far nobody says here.
+        // A name that has other bytes was written over; by which program and how far is not known here.
         if left > 0 && left + gone == of && self.are_removals_meant(book, number) {
             return Sight::InPart { left: left as u64, of: of as u64 };
         }

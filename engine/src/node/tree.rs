@@ -26,7 +26,7 @@ use tidemark_protocol::report::Untold;
 /// Shortest interval between two writes of the tree, unless a caller waits: its document is as large as the tree has directories.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
 
-/// Making the document may take one part in this many of the loop's time, even while a caller waits. It is a pass over the tree,
+/// Making the document may take one part in this many of the loop's time, even while a caller waits. Each document takes a pass over the tree,
 /// and each of 100,000 files being saved changes it.
 const MAKE_SHARE: u32 = 8;
 
@@ -139,7 +139,7 @@ impl Engine {
         let early =
             self.tree.written.is_some_and(|written| now.saturating_duration_since(written) < WRITE_EVERY);
         let held = [self.tree.retry_at, self.tree.not_before].iter().flatten().any(|at| *at > now);
-        // Where another daemon decides, it is only looked at, for those who wait.
+        // Where another daemon decides, the tree is only compared, for callers that wait.
         let rests = (early || self.fenced.is_some()) && !urgent;
         if self.tree.running || self.knows != Knows::All || !wanted || held || rests {
             return;
@@ -156,7 +156,7 @@ impl Engine {
         let (document, left_out) = self.tree_now().tree_document(&snapshot, now);
         self.tree.withheld = left_out.withheld;
         self.tree.waits_for = left_out.waits_for;
-        // A removal that is being decided is looked at again, and no other event may lead to its checkpoint.
+        // A removal that is being decided is examined again, and no other event may lead to its checkpoint.
         let is_undecided = !left_out.undecided.is_empty();
         // A flush does not wait for directories that are being filled: for their checkpoints it does.
         self.ledger.tree_changed |= is_undecided || left_out.stale;

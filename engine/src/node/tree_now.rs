@@ -151,7 +151,7 @@ impl<'a> TreeNow<'a> {
             None => true,
         };
         left_out.withheld |= !written;
-        // A checkpoint that the daemon took out of sight, or could not bring into the tree, is not removed.
+        // A checkpoint that the daemon hid, or could not bring into the tree, is not removed.
         written
             && !self.engine.visibility.is_out_of_sight(&book.id, shown.number)
             && !self.engine.gc.is_unshown(&book.id, shown.number)
@@ -230,7 +230,7 @@ impl<'a> TreeNow<'a> {
         let links = snapshot.symlinks.iter().filter_map(|(node, target)| {
             let path = RelPath::new(node.path.clone()).ok().filter(|path| is_known(path))?;
             let told = self.engine.tree.told.links.get(&path);
-            // There may be very many, and nearly all were told.
+            // There may be very many, and nearly all are published.
             let is_new = told.is_none_or(|told| told.target.0 != *target);
             let book =
                 if is_new { named(&path, target).and_then(|named| self.checkpoint_at(&named)) } else { None };

@@ -17,9 +17,9 @@ pub(crate) struct Unsaved {
     tops: BTreeSet<RelPath>,
     /// Directories with the name of a checkpoint in which nothing is yet that makes one.
     begun: BTreeSet<RelPath>,
-    /// Above files of anything else.
+    /// Directories above files of anything else.
     used: BTreeSet<RelPath>,
-    /// Directories of which it is not known yet what their files belong to.
+    /// Directories whose files may belong to anything yet.
     stale: BTreeSet<RelPath>,
 }
 

@@ -128,7 +128,7 @@ fn add(verify: &mut Verify, found: &Found) {
                 });
             }
             HostFound::Bad { bad, why } => wrong.push(format!("host: {bad}; {}", error_text(why))),
-            // The other copies are what there is. Where none is, nobody knows: it may have been saved again.
+            // The other copies are what there is. Where none is, nothing is known: it may have been saved again.
             HostFound::Unseen(why @ Unseen::Gone) => gone = Some(format!("host: {why}")),
             HostFound::Unseen(why @ Unseen::Unreadable(_)) => {
                 away = Some(format!("host: {}", error_text(why)));
@@ -568,7 +568,7 @@ impl Engine {
         if !found.objects.is_empty() {
             return Some(found);
         }
-        // Another object may stand for it by now, which nobody looked at. A good host copy says enough.
+        // Another object, not examined yet, may stand for it by now. A good host copy says enough.
         let host = found.host.as_ref().map(|host| &host.found);
         let is_good = matches!(host, Some(HostFound::Good | HostFound::Healed { .. }));
         (self.shared.is_held(of) && (listed == 0 || is_good)).then_some(found)

@@ -1,7 +1,7 @@
 //! Reading the copies that other nodes keep, each of them whole.
 //!
 //! Owns: whose copies of a file are checked, and what was found of each. Does not own: the transfer (`restore::peer`), what a node
-//! does whose bytes were bad (it is told to check again, `replicate::receive`).
+//! does whose bytes were bad (it must check again, `replicate::receive`).
 //!
 //! Only bytes that came from a node prove what it has: a node may acknowledge a copy and not have it.
 

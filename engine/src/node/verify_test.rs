@@ -320,7 +320,7 @@ async fn bytes_that_the_tree_shows_are_missed_though_another_coordinator_gave_th
     assert!(verify.unchecked[0].what.contains("given up by another coordinator"), "{verify:?}");
     assert!(!node.shared().namespace.has_object(file, seal), "the host copy is the only one, and stays");
 
-    // No name leads to the object any more, and the host copy was not looked at.
+    // No name leads to the object any more, and the host copy was not checked.
     let second = listed(&node).await;
     let (verify, _) = told(&node, look(&node, &second).await).await;
     let verify = verify.expect("the tree shows it");
