@@ -1,9 +1,10 @@
-//! Content of others where the next version of a checkpoint was to be written: how often in a row, and how long the next one waits.
+//! Content of others that blocks the next version of a checkpoint: how often in a row, and how long the version after it waits.
 //!
-//! Owns: the count, the pause. Does not own: what counts as that, and what follows for the version (`advance`), the pauses between two tries
-//! of one attempt (`run::retry_pause`).
+//! Owns: the count, the pause. Does not own: what counts as blocked, and what follows for the version (`advance`), the pauses
+//! between two tries of one attempt (`run::retry_pause`).
 //!
-//! Such an attempt is dead, and its contents are tried again under the next number, with nothing of the attempt's own left to slow that down.
+//! A blocked attempt is dead, and its contents are tried again under the next number. The attempt's own pauses do not slow that
+//! down, so this one does.
 
 use crate::node::run::retry_pause;
 use std::time::{Duration, Instant};

@@ -75,7 +75,7 @@ impl Node {
     /// Pins the newest committed version of a checkpoint, or takes the pin away. When it returns, the change is durable in Tier-3.
     ///
     /// # Errors
-    /// Nothing of it is committed, or several are meant; Tier-3 is away; the daemon is ending.
+    /// Fails when nothing of it is committed, when `wanted` names several, when Tier-3 is away, or when the daemon is ending.
     pub async fn pin(&self, wanted: Wanted, pinned: bool, by: String) -> Result<Pin, ApiError> {
         let chosen = self
             .ask(move |engine| engine.selection().newest_committed(&wanted))
@@ -160,8 +160,8 @@ impl Node {
     /// Removes a checkpoint: its names from the tree, its committed versions from Tier-3.
     ///
     /// # Errors
-    /// There is none, or several are meant, or it has to stay, and why: then nothing was done. Names of a damaged one stay, and why. The
-    /// daemon is ending, or has not taken Tier-3 up yet.
+    /// Fails when there is none, when `wanted` names several, or when the checkpoint has to stay: then nothing was done. Fails also when
+    /// names of a damaged one stay, when the daemon is ending, or when it has not recovered Tier-3 yet. The error says why.
     pub async fn remove(&self, wanted: Wanted, tell: impl Fn(Progress)) -> Result<Removal, ApiError> {
         self.needs_tier3().await?;
         let forgotten = wanted.clone();

@@ -40,7 +40,7 @@ pub(crate) struct Scope {
 /// sees it as it is.
 const GROUPED_AT_ONCE: usize = 64;
 
-/// The regrouping of a larger one may take one part in this many of the loop's time.
+/// Regrouping a larger scope may take one part in this many of the loop's time.
 const REGROUP_SHARE: u32 = 8;
 
 /// Number of checkpoints up to which a change to a file of one makes all of its scope due, since they share writers. In a larger

@@ -3,8 +3,8 @@
 //! Owns: the facts that the rule asks for, and carrying out what it says. Does not own: the moment (`protocol::loose`), the uploads
 //! (`save::loose`), which files those are (`ledger`).
 //!
-//! For such a file, "whole" has no meaning. If its writer was killed, it is sealed as it is, and marked. If it is open or mapped, it is read
-//! as it stands, under a number that no seal has.
+//! For such a file, "whole" has no meaning. If its writer was killed, it is sealed as it is, and marked. If it is open or
+//! mapped, it is read as it stands, under a number that no seal has.
 
 use crate::node::away::Cause;
 use crate::node::book::{LooseBook, LooseStage, Read};
@@ -65,7 +65,7 @@ pub(crate) struct LooseDone {
     pub(crate) generation: Generation,
     pub(crate) size_bytes: u64,
     pub(crate) left: Left,
-    /// How often it was tried before.
+    /// How often the upload was tried before.
     pub(crate) tries: u32,
     pub(crate) took: Duration,
     pub(crate) result: Result<LooseStored, LooseError>,
@@ -103,7 +103,7 @@ pub(crate) fn is_in_flight(
 /// Loose files whose bytes are fetched at once for their upload. Each takes memory, and a turn at the node that has the bytes.
 const FETCHES_AT_ONCE: usize = 32;
 
-/// Before a fetch that failed is tried again.
+/// Pause before a failed fetch is tried again.
 const FETCH_AGAIN: Duration = Duration::from_secs(1);
 
 fn look(
@@ -242,7 +242,7 @@ impl LooseBook {
 pub(crate) struct Lack {
     pub(crate) reason: PendingReason,
     pub(crate) what: String,
-    /// Waiting may bring it.
+    /// Whether waiting may bring it to Tier-3.
     pub(crate) comes: bool,
 }
 

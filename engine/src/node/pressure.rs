@@ -28,7 +28,9 @@ fn lacking(marks: Marks, size_bytes: u64, available_bytes: u64, growing: bool) -
     if used > begins { used - marks.low_bytes } else { 0 }
 }
 
-/// Runs until `stop`. Host copies are a cache, and one that leaves no room for the next save is worth less than that save. Costs one short lock for each look; evicts only what has a recorded copy in Tier-3.
+/// Keeps room until `stop` by evicting host copies that have a recorded copy in Tier-3: a cached copy is worth less than the next save.
+/// If that frees too little while a writer waits or a file grows, hidden files that are not open go as well. Costs one short lock for
+/// each check.
 pub(crate) fn run(shared: &Shared, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         let usage = shared.tier1.usage();

@@ -105,7 +105,7 @@ pub enum Names {
 /// Costs a read of every marker and manifest, and memory for the tree. Nothing is fetched.
 ///
 /// # Errors
-/// Tier-3 is away, or does not take what is to be decided.
+/// Fails when Tier-3 is away, or does not take what is to be decided.
 pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, RecoverError> {
     let mut recovered = take_up(shared, names, Knows::All).await?;
     // No caller waits for it: the attempts that it aborts are dead, whenever that happens.
@@ -118,7 +118,7 @@ pub async fn recover(shared: &Arc<Shared>, names: Names) -> Result<Recovered, Re
 /// undecided stays so, and nothing is swept. [`recover`] follows once it may be written to.
 ///
 /// # Errors
-/// Tier-3 is away.
+/// Fails when Tier-3 is away.
 pub async fn look(shared: &Arc<Shared>) -> Result<Recovered, RecoverError> {
     take_up(shared, Names::Kept, Knows::Committed).await
 }

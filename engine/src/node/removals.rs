@@ -26,7 +26,7 @@ pub(crate) struct Told {
     pub(crate) links: BTreeMap<RelPath, Symlink>,
 }
 
-/// The same of one checkpoint.
+/// The published removals of one checkpoint.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ToldOfOne {
     pub(crate) version: Option<Number>,

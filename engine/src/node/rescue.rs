@@ -122,7 +122,7 @@ fn in_memory<'a>(files: &'a Files<'a>) -> impl Iterator<Item = (&'a RelPath, &'a
     files.iter().copied().filter(|(_, view)| view.sealed().is_some() && view.host)
 }
 
-/// Whether a checkpoint that is not whole goes to Tier-3 in part.
+/// The decision whether a checkpoint that is not whole goes to Tier-3 in part.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PartialSaves<'a> {
     pub(crate) engine: &'a Engine,

@@ -90,7 +90,7 @@ pub(crate) struct Engine {
     pub(crate) unsettled: BTreeSet<CheckpointId>,
     pub(crate) backlog: Backlog,
     pub(crate) file_jobs: FileJobs,
-    /// Checkpoints of which other nodes are asked what they know, and with which contents they were whole when all had said it.
+    /// Checkpoints about which other nodes are asked, with the contents that were whole when all nodes had answered.
     hearing: BTreeMap<CheckpointId, Option<Contents>>,
     pub(crate) loose_in_flight: usize,
     pub(crate) loose_in_flight_bytes: u64,

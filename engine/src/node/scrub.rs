@@ -33,7 +33,7 @@ const AGAIN_MAX: usize = 10_000;
 /// Bad objects remembered. The next `verify` finds the rest again.
 const BAD_OBJECTS_MAX: usize = 10_000;
 
-/// Where the scrub is.
+/// Progress and findings of the scrub.
 #[derive(Debug)]
 pub(crate) struct Scrub {
     /// Files that this pass has yet to check, by node and not by path: a rename must not make it miss one.

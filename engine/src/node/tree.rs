@@ -26,8 +26,8 @@ use tidemark_protocol::report::Untold;
 /// Shortest interval between two writes of the tree, unless a caller waits: its document is as large as the tree has directories.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
 
-/// Making the document may take one part in this many of the loop's time, even while a caller waits. Each document takes a pass over the tree,
-/// and each of 100,000 files being saved changes it.
+/// Making the document may take one part in this many of the loop's time, even while a caller waits. Each document takes a pass over
+/// the tree, and each of 100,000 files being saved changes it.
 const MAKE_SHARE: u32 = 8;
 
 /// When the tree was written, and whether it is being written.
@@ -53,7 +53,7 @@ pub(crate) struct TreeState {
     pub(crate) untold: Option<Untold>,
     /// When the tree that is being written was examined.
     looked_at: Option<Instant>,
-    /// Something is left out of it until Tier-3 has more: removals of what is the only copy of a file that lives on, directories
+    /// Whether something is left out of it until Tier-3 has more: removals of what is the only copy of a file that lives on, directories
     /// of checkpoints that are not there yet.
     withheld: bool,
     /// Files whose bytes have to be in Tier-3 before more can be published.

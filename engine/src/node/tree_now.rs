@@ -272,7 +272,7 @@ impl<'a> TreeNow<'a> {
 #[derive(Debug, PartialEq, Eq)]
 enum Removed {
     Nothing,
-    /// A name of it is this file's by now, whose bytes are on their way to Tier-3.
+    /// Nothing yet: one of its names belongs to this file now, whose bytes are on their way to Tier-3.
     Later(FileId),
     /// Every name of it, up to and with this version.
     All(Number),
@@ -291,13 +291,13 @@ struct RemovedOfCheckpoints {
 /// The changes that a document does not say yet.
 #[derive(Debug, Default)]
 pub(crate) struct LeftOut {
-    /// Something is left out until Tier-3 has more, or until a removal is known to be meant.
+    /// Whether something is left out until Tier-3 has more, or until a removal is known to be meant.
     pub(super) withheld: bool,
     /// Files of which Tier-3 has to have the bytes first.
     pub(super) waits_for: BTreeSet<FileId>,
-    /// Checkpoints of which removals are decided within moments.
+    /// Checkpoints whose removals are decided within moments.
     pub(super) undecided: Vec<CheckpointId>,
-    /// Directories that nothing is known of yet.
+    /// Whether there are directories of which nothing is known yet.
     pub(super) stale: bool,
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct Unsaved {
     begun: BTreeSet<RelPath>,
     /// Directories above files of anything else.
     used: BTreeSet<RelPath>,
-    /// Directories whose files may belong to anything yet.
+    /// Directories whose files are not grouped yet, so that it is open what they belong to.
     stale: BTreeSet<RelPath>,
 }
 

@@ -277,9 +277,9 @@ impl Node {
         Some(verify)
     }
 
-    /// Tries once more to write objects again that are known to be bad and lie at or below `place`, until `until`. Costs nothing where none
-    /// is known, else a read and a write of each. Where Tier-3 does not answer the rest is left as it is. Documents are for `verify`: it reads
-    /// all of them.
+    /// Tries once more, until `until`, to write objects again that are known to be bad and lie at or below `place`. Costs a read and a
+    /// write of each known one. If Tier-3 does not answer, the rest is left as it is. Documents are for `verify`, which reads all of
+    /// them.
     pub(super) async fn mend_known(&self, place: &[u8], until: Option<Instant>) -> Option<()> {
         let mending = self.mend_all_known(place);
         match until {
@@ -534,8 +534,8 @@ impl Scrub {
 }
 
 impl Engine {
-    /// Takes down what was found of a file, and what that comes to. Gives what of it counts yet, between two events of the loop: no retirement
-    /// is begun in between.
+    /// Records the findings about a file and their consequences, and returns those that still count. Runs between two events of the
+    /// loop, so that no retirement begins meanwhile.
     fn take_in(&mut self, found: Found) -> Option<Found> {
         let found = self.what_counts(found)?;
         let (file, seal) = (found.target.file, found.target.seal);

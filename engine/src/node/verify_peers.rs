@@ -89,7 +89,7 @@ async fn read(
 struct One {
     keeper: Address,
     near: Arc<dyn Suppliers>,
-    /// A chunk of it that was bad.
+    /// A chunk from this node that was bad.
     bad: Mutex<Option<u64>>,
 }
 

@@ -19,8 +19,8 @@ use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify};
 const NAMES_IN_FLIGHT: usize = 8;
 
 impl Node {
-    /// Lists what `undelete` would bring back at or below `place`; `verify` gets what cannot be read of it. Costs a listing for each removed name, and
-    /// a read of each of its sidecars.
+    /// Lists what `undelete` would bring back at or below `place`. Unreadable parts are added to `verify`. Costs a listing for
+    /// each removed name, and a read of each of its sidecars.
     pub(super) async fn removed_stored(&self, place: &[u8], verify: &mut Verify) -> Option<Vec<Listed>> {
         let below = place.to_vec();
         let removed = self.ask(move |engine| engine.verify_scope().removed_below(&below)).await?;
