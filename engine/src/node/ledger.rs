@@ -36,8 +36,7 @@ pub(crate) struct Scope {
     not_before: Option<Instant>,
 }
 
-/// A scope of at most so many files is regrouped as soon as it is stale: that costs less than the changes that made it so, and a question
-/// sees it as it is.
+/// Files up to which a stale scope is regrouped at once: that costs less than the changes to it, and a question sees it as it is.
 const GROUPED_AT_ONCE: usize = 64;
 
 /// Regrouping a larger scope may take one part in this many of the loop's time.
