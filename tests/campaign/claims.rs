@@ -93,7 +93,7 @@ impl Claims {
     }
 
     fn claim(&mut self, path: String) -> &mut Claim {
-        // Trainers work in new folders, so a name nobody spoke of is not there.
+        // Trainers work in new folders, so a name without an event is not there.
         self.standing.entry(path).or_insert(Claim {
             is: Holds::Absent,
             by: By::Unlink,
@@ -238,7 +238,7 @@ impl Claims {
         told(broken)
     }
 
-    /// A daemon may have lived longer than a trainer, and have committed what that one was not told of any more.
+    /// Allows begun changes to be done: a daemon may have outlived a trainer, and have committed a change whose end that trainer never saw.
     fn begun_may_be_done(&mut self) {
         let begun = |(path, claim): (&String, &Claim)| {
             let to = match &claim.will {

@@ -236,7 +236,7 @@ impl Campaign {
         self.report.flushes += 1;
     }
 
-    /// Removes a folder of the trainers' that nobody works in.
+    /// Removes a folder of the trainers in which none of them works.
     fn remove(&self, folder: &str) {
         let place = self.daemon.mount().join(folder);
         match fs::remove_dir_all(&place) {
@@ -261,7 +261,7 @@ impl Campaign {
         self.start_again();
     }
 
-    /// Everybody ends; all is committed, removed, and looked at once more with empty memory.
+    /// Ends all trainers; commits and removes everything, and compares once more with empty memory.
     fn end(&mut self) {
         let last = Round {
             work: Duration::ZERO,

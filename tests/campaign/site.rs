@@ -58,14 +58,14 @@ pub(crate) fn tier3_dir() -> TempDir {
     made.expect("a directory for Tier-3")
 }
 
-/// Runs in a thread of its own: a call on a mount that does not answer cannot be given up otherwise.
+/// Runs `work` in a thread of its own: otherwise a call on a mount that does not answer could not be abandoned.
 pub(crate) fn within_limit(
     limit: Duration,
     work: impl FnOnce() -> Result<(), String> + Send + 'static,
 ) -> Result<(), String> {
     let (done, answer) = sync_channel(1);
     std::thread::spawn(move || {
-        // Nobody listens any more when the time was up.
+        // The receiver is gone if the time was up.
         let _ = done.send(work());
     });
     let late = || format!("it did not end within {} s", limit.as_secs());

@@ -1,6 +1,6 @@
 //! The catalog in a real etcd: steps that are made once, by the holder of the lease alone, and read whole.
 //!
-//! Does not own: what is written (control's unit tests), the lease (`lease`), who takes the seat (`failover`).
+//! Does not own: what is written (control's unit tests), the lease (`lease`), the change of coordinators (`failover`).
 
 use std::time::{Duration, Instant};
 use tidemark_control::catalog::{CatalogLog, Step, StepError};
@@ -90,7 +90,8 @@ async fn who_has_the_lease_no_more_changes_nothing() {
     );
 }
 
-/// Goal: a catalog of several pages is read whole, and one of which the mark was removed is none, and may be written anew.
+/// Goal: a catalog of several pages is read whole. A catalog whose mark was removed does not count, and may be written
+/// again.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_keys_are_read_in_pages_and_without_the_mark_they_are_nothing() {
     const LIVES: u64 = 40_000;

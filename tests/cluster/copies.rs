@@ -33,8 +33,8 @@ fn flip(path: &Path) {
     file.write_all_at(&[byte[0] ^ 0x10], OFFSET).expect("writing a byte");
 }
 
-/// Goal: a node that says that it has a copy, and has other bytes, is found by `verify --deep`, gives the copy up and gets it again. Method:
-/// one bit of a copy flips in the partner's memory, past its daemon; nothing else tells anybody.
+/// Goal: a node reports a copy whose bytes are wrong. `verify --deep` finds this, and the node withdraws the copy and gets it again.
+/// Method: one bit of a copy flips in the partner's memory, past its daemon; nothing else reveals it.
 #[test]
 fn a_copy_that_is_not_what_was_sealed_is_found_and_made_again() {
     let Some(cluster) = Cluster::start() else { return };

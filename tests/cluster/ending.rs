@@ -1,6 +1,7 @@
-//! A node is told to end while another takes the coordinator's seat: who that is, and that the node drains by the rule of what it is by then.
+//! A node is told to end while another takes the coordinator role: which node that is, and that each drains by the rule of its role by
+//! then.
 //!
-//! Does not own: the end of a node while nothing else changes (`tree`), the seat of nodes that stay (`failover`).
+//! Does not own: the end of a node while nothing else changes (`tree`), the role of nodes that stay (`failover`).
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -28,7 +29,7 @@ fn assert_ends_durable(cluster: &mut Cluster, node: usize) {
     assert_eq!(ended.and_then(|status| status.code()), Some(0), "{}", daemon.log_tail());
 }
 
-/// Goal: the seat goes to a node that stays. Method: one of the others waits at its end for a save, when the coordinator's node is lost.
+/// Goal: a node that stays takes the coordinator role. Method: the coordinator's node is lost while another waits at its end for a save.
 #[test]
 fn a_node_that_ends_leaves_the_free_seat_to_one_that_stays() {
     let Some(mut cluster) = Cluster::start_with_lease_and(PATIENT) else { return };
@@ -48,8 +49,8 @@ fn a_node_that_ends_leaves_the_free_seat_to_one_that_stays() {
     assert!(fs::read(cluster.mount(stays).join("run/step_1.pt")).unwrap() == bytes);
 }
 
-/// Goal: a coordinator that loses its seat while it drains ends as a member does, with its last save in Tier-3. Method: it waits at its end for a
-/// save, and is cut off from etcd alone.
+/// Goal: a coordinator that loses its role while it drains ends as a member does, with its last save in Tier-3. Method: it waits at its end
+/// for a save, and is cut off from etcd alone.
 #[test]
 fn a_coordinator_that_loses_its_seat_while_it_drains_ends_as_a_member() {
     let Some(mut cluster) = Cluster::start_with_lease_and(PATIENT) else { return };

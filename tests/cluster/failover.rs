@@ -28,9 +28,9 @@ const OWN: &str = r#""before":"own""#;
 
 const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20, tracker: false };
 
-/// Goal: the coordinator's node is lost with its rank and its memory right after `replicated`, while Tier-3 cannot be reached.
-/// Another node takes the seat, knows every name, and the job goes on from peers bit for bit, a fresh node of another name in the
-/// place of the lost one. When Tier-3 is back, all is committed.
+/// Goal: the coordinator's node is lost with its rank and its memory right after `replicated`, while Tier-3 cannot be reached. Another node
+/// becomes the coordinator and knows every name. The job goes on from peers bit for bit, with a fresh node of another name in the place of
+/// the lost one. When Tier-3 is back, all is committed.
 #[test]
 fn a_job_goes_on_from_peers_when_the_coordinator_is_lost_and_tier3_is_away() {
     let Some(python) = Python::find() else { return };
@@ -66,8 +66,8 @@ fn a_job_goes_on_from_peers_when_the_coordinator_is_lost_and_tier3_is_away() {
 }
 
 /// Goal: the coordinator and the node that keeps its copies are lost at once, after a save that was `replicated` and before it was
-/// committed. The third node takes the seat with what etcd keeps; the save is torn and out of sight, although its index is
-/// there; the job's tracker names the newest committed one on every node, and all ranks go on from that.
+/// committed. The third node becomes the coordinator with what etcd keeps. The save is torn and hidden, although its index is there. The
+/// job's tracker names the newest committed save on every node, and all ranks go on from that.
 #[test]
 fn when_two_partners_are_lost_all_ranks_go_on_from_the_newest_committed_save() {
     let Some(python) = Python::find() else { return };
@@ -119,7 +119,7 @@ fn when_two_partners_are_lost_all_ranks_go_on_from_the_newest_committed_save() {
     cluster.wait_for(2, "job/iter_0000008", &["committed"]);
 }
 
-/// Goal: whoever was the coordinator and comes back with its memory, and an idea of the tree that is old, follows the one that is.
+/// Goal: a former coordinator that comes back with its memory, and with an old tree, follows the present coordinator.
 #[test]
 fn a_coordinator_that_was_cut_off_follows_the_one_that_took_its_place() {
     let Some(cluster) = Cluster::start_with_lease() else { return };
@@ -132,7 +132,7 @@ fn a_coordinator_that_was_cut_off_follows_the_one_that_took_its_place() {
     fs::create_dir(a.join("alone")).unwrap();
     let cut = cluster.nodes[0].host().isolate();
     let seat = cluster.wait_for_seat(&[1, 2]);
-    // Close-to-open goes on among those who are left, and nothing of the tree is lost with the seat.
+    // Close-to-open goes on among the remaining nodes, and nothing of the tree is lost with the old coordinator.
     let [seated, other] = if seat == 1 { [&b, &c] } else { [&c, &b] };
     assert_eq!(names(&seated.join("run")).len(), 3);
     fs::remove_file(other.join("run/removed")).unwrap();
@@ -201,7 +201,7 @@ fn begin_own(cluster: &Cluster) {
     cluster.nodes[0].daemon().flush();
 }
 
-/// Gives names there and takes names away, while nobody coordinates.
+/// Makes and removes names there, while there is no coordinator.
 fn change_own(cluster: &Cluster) {
     let own = cluster.mount(1).join("own");
     fs::rename(own.join("f0"), own.join("f0-new")).expect("its own directory goes on");
@@ -241,10 +241,9 @@ fn what_a_node_changed_in_its_own_directory_while_the_coordinator_was_lost_stays
     assert_own_is_changed(&cluster, &[0, 1], "it is back");
 }
 
-/// Goal: the same where the catalog is lost in etcd, whoever takes the seat next: the node that changed something, another, or the lost one with
-/// empty memory.
-/// Method: after the changes the daemons of both other nodes are killed, and the catalog's mark is deleted; who is not to take the seat
-/// is cut off from etcd until it is taken.
+/// Goal: the same if etcd has lost the catalog, whichever node becomes the coordinator next: the one that changed something, another, or
+/// the lost one with empty memory. Method: after the changes the daemons of both other nodes are killed, and the catalog's mark is deleted.
+/// A node that must not become the coordinator is cut off from etcd until another has the role.
 #[test]
 fn what_a_node_changed_in_its_own_directory_stays_changed_where_nobody_kept_the_catalog() {
     for seat in 0..3 {
@@ -274,10 +273,9 @@ fn what_a_node_changed_in_its_own_directory_stays_changed_where_nobody_kept_the_
     }
 }
 
-/// Goal: who takes the seat with no catalog of before, while Tier-3 is away, does not take its own names for all there are when its daemon is
-/// killed and it takes the seat again.
-/// Method: the coordinator's power, the catalog in etcd and the daemons of both others are gone at once, so that only Tier-3 knows of a symbolic
-/// link.
+/// Goal: a node becomes the coordinator without an earlier catalog, while Tier-3 is away. If its daemon is killed and it becomes the
+/// coordinator again, it does not treat its own names as all there are. Method: the coordinator's power, the catalog in etcd and the
+/// daemons of both others are gone at once, so that only Tier-3 knows of a symbolic link.
 #[test]
 fn a_coordinator_that_is_killed_before_it_has_read_tier3_reads_it_afterwards() {
     let Some(mut cluster) = Cluster::start_with_lease() else { return };
@@ -312,8 +310,9 @@ fn a_coordinator_that_is_killed_before_it_has_read_tier3_reads_it_afterwards() {
     assert_eq!(process::until(LIMIT, read), Some("step_7".into()), "{}", cluster.nodes[seat].daemon().log());
 }
 
-/// Goal: a coordinator whose daemon is killed has the catalog afterwards, although its list of members is not where the lease is: nothing that
-/// is asked for waits for Tier-3, which is away. Method: the list is deleted; the others are cut off from etcd, so that it takes the seat again.
+/// Goal: a coordinator whose daemon is killed has the catalog afterwards, although its list of members is gone from etcd, and no call waits
+/// for Tier-3, which is away. Method: the list is deleted; the others are cut off from etcd, so that the same node becomes the coordinator
+/// again.
 #[test]
 fn a_coordinator_whose_members_were_not_stored_still_has_the_catalog() {
     let Some(cluster) = Cluster::start_with_lease() else { return };
@@ -340,8 +339,8 @@ fn a_coordinator_whose_members_were_not_stored_still_has_the_catalog() {
     cluster.assert_tier3_is_away();
 }
 
-/// Goal: a coordinator that lost its power and is back before anybody took its seat has the catalog that etcd kept, and is a member.
-/// Method: the others are cut off from etcd, and a name is removed by each node just before, of which Tier-3 has not heard.
+/// Goal: a coordinator that lost its power and is back before another node took its role has the catalog that etcd kept, and is a member.
+/// Method: the others are cut off from etcd, and each node removes a name just before, of which Tier-3 has not heard.
 #[test]
 fn a_coordinator_that_is_back_with_empty_memory_before_its_seat_is_taken_has_the_catalog_and_is_a_member() {
     let Some(mut cluster) = Cluster::start_with_lease() else { return };
@@ -432,8 +431,8 @@ fn what_two_nodes_did_to_names_outlives_both_of_them() {
     assert!(process::until(Duration::from_secs(3), || removed().then_some(())).is_none(), "it is back");
 }
 
-/// Goal: what a node makes while a coordinator whose daemon was killed hears everything anew is kept. Method: another node has thousands of
-/// names to tell, and goes on making files in a directory of its own all the while.
+/// Goal: a coordinator's daemon was killed and hears everything again; the files that a node makes meanwhile are kept. Method: another node
+/// has thousands of names to publish, and goes on making files in a directory of its own all the while.
 #[test]
 fn what_is_made_while_a_new_coordinator_hears_everything_is_kept() {
     const NAMES: usize = 3000;
@@ -485,8 +484,8 @@ fn what_is_made_while_a_new_coordinator_hears_everything_is_kept() {
     );
 }
 
-/// Goal: what was removed and acknowledged stays removed whichever node takes over.
-/// Method: one of them is cut off from etcd before the coordinator loses its power, until another node has taken the seat.
+/// Goal: an acknowledged removal stays, whichever node takes over. Method: one node is cut off from etcd before the coordinator loses its
+/// power, until another node has become the coordinator.
 #[test]
 fn what_was_removed_stays_removed_whoever_takes_over() {
     let Some(mut cluster) = Cluster::start_with_lease() else { return };
@@ -522,9 +521,9 @@ fn what_was_removed_stays_removed_whoever_takes_over() {
     }
 }
 
-/// Goal: what the coordinator's own node wrote and removed stays removed when it is lost, although a node that keeps copies of it was cut off
-/// when they were to be given up.
-/// Method: that node is cut off, the files are removed, it comes back, and the coordinator loses its power.
+/// Goal: removed files of the coordinator's own node stay removed when that node is lost, although a node that keeps copies of them was cut
+/// off when the copies were to be withdrawn. Method: that node is cut off, the files are removed, it comes back, and the coordinator loses
+/// its power.
 #[test]
 fn what_was_removed_stays_removed_where_copies_of_it_were_out_of_reach() {
     const FILES: u8 = 8;
@@ -561,7 +560,7 @@ fn what_was_removed_stays_removed_where_copies_of_it_were_out_of_reach() {
     }
 }
 
-/// Goal: what a node writes while there is no coordinator stays as it is when that node takes the seat: it hears itself like any other.
+/// Goal: a node's writes during the lack of a coordinator stay when that node becomes the coordinator: it hears itself like any other.
 /// Method: the coordinator loses its power, and each of the others writes into files of the lost one until one of them decides, while a
 /// program has the old bytes open.
 #[test]
@@ -655,8 +654,8 @@ fn a_save_does_not_wait_for_a_coordinator_that_stands_still() {
     }
 }
 
-/// Goal: where no other node may take the seat, saves go on for as long as its daemon stands still, and all of them are committed when it
-/// goes on. Method: two minutes with `--long`, a sixth of that in CI.
+/// Goal: if no other node may become the coordinator, saves go on for as long as the coordinator's daemon stands still, and all of them are
+/// committed when it goes on. Method: two minutes with `--long`, a sixth of that in CI.
 #[test]
 fn saves_go_on_while_nobody_decides() {
     let Some(cluster) = Cluster::start() else { return };

@@ -11,19 +11,19 @@ use tidemark_tests::process;
 
 use crate::site::{Cluster, LIMIT};
 
-/// For so long the member that knows the names stays out of reach: an answer that waits for nobody comes sooner.
+/// How long the member that knows the names stays out of reach: an answer that does not wait for it comes sooner.
 const OUT_OF_REACH: Duration = Duration::from_secs(2);
 
-/// The end of a call that waited for a coordinator in vain is EIO: nobody knows. Such a call is made again.
+/// Repeats a call that ends in EIO, because EIO means that no coordinator answered and nothing is known.
 fn known<T>(call: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let is_unknown = |error: &io::Error| error.raw_os_error() == Some(Errno::IO.raw_os_error());
     let said = process::until(LIMIT, || Some(call()).filter(|said| !said.as_ref().is_err_and(is_unknown)));
     said.expect("it is known in the end")
 }
 
-/// Goal: names that only a member knows are not taken for absent by a coordinator that begins again: a look-up finds them, and O_EXCL makes none
-/// anew. Method: the member has the directory alone and goes on while it does not reach the coordinator, which is killed, or ended and started
-/// with empty memory; only then it is in reach again.
+/// Goal: a coordinator that begins again does not call names absent that only a member knows: a look-up finds them, and O_EXCL does not
+/// recreate them. Method: the member has the directory alone and goes on while it does not reach the coordinator. The coordinator is
+/// killed, or ended and started with empty memory; only then the member is in reach again.
 #[test]
 fn a_coordinator_that_begins_again_waits_for_what_its_members_know() {
     for ends_in_order in [false, true] {
@@ -50,7 +50,7 @@ fn a_coordinator_that_begins_again_waits_for_what_its_members_know() {
         let (read, made) = std::thread::scope(|scope| {
             let reads = scope.spawn(|| known(|| fs::read(&late)));
             let makes = scope.spawn(|| known(|| File::create_new(&taken).map(drop)));
-            // Whoever waits for nobody has answered by then.
+            // A call that does not wait for the member has its answer by then.
             process::until(OUT_OF_REACH, || (reads.is_finished() && makes.is_finished()).then_some(()));
             assert!(cut.heal() > 0, "nothing was dropped");
             (reads.join().unwrap(), makes.join().unwrap())

@@ -65,7 +65,8 @@ fn holder(turn: &Turn) -> (&str, Epoch) {
     }
 }
 
-/// Goal: a coordinator whose daemon was killed has the lease again at once, and the dead daemon cannot write. Nobody ends another's term.
+/// Goal: a coordinator whose daemon was killed has the lease again at once, and the dead daemon cannot write. No node ends another's
+/// term.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_later_start_of_the_holder_does_not_wait_for_the_term_of_the_one_before() {
     let Some(etcd) = Etcd::start() else { return };
@@ -202,7 +203,7 @@ async fn while_etcd_is_stopped_the_holder_decides_to_the_end_of_its_term_and_no_
     etcd.stop();
     let error = lease.renew(Instant::now()).await.expect_err("etcd is stopped");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    // Asked of moments, and not looked at while they pass: a busy machine looks late.
+    // The lease is asked about given moments, not as they pass: a busy machine would look late.
     let end = sent + LeaseTimes::etcd().term;
     assert_eq!(
         lease.epoch(end.checked_sub(Duration::from_millis(1)).expect("later")),

@@ -1,4 +1,4 @@
-//! The links between nodes: what somebody on the way sees of a save and can change in it, and what strangers cost.
+//! The links between nodes: what a machine on the way sees of a save and can change in it, and what strangers cost.
 //!
 //! Owns: a capture of a host's packets, relays in front of the daemons, connections that say nothing. Does not own: the same of one
 //! link without a daemon (transport's own tests).
@@ -101,7 +101,7 @@ fn unseen() -> [u8; 9] {
     pattern
 }
 
-/// Stands between a node and all others, and changes bytes once where it was told to.
+/// A relay between a node and all others that changes bytes once, as ordered.
 #[derive(Debug)]
 pub(crate) struct Relay {
     listener: TcpListener,
@@ -173,8 +173,8 @@ fn carry(mut from: TcpStream, mut into: TcpStream, changes: &Changes) {
     let _ = into.shutdown(Shutdown::Both);
 }
 
-/// Goal: whoever is on the way cannot put other bytes into a copy or a restore, also such that have the same CRC. Method: relays in front of
-/// the daemons; one changes the bytes of one connection of a push, then of a pull.
+/// Goal: a machine on the way cannot put other bytes into a copy or a restore, even bytes with the same CRC. Method: relays in front of the
+/// daemons; one changes the bytes of one connection of a push, then of a pull.
 #[test]
 fn bytes_that_are_changed_on_the_way_are_refused_and_come_again() {
     let zeros = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, &[0; 9]);

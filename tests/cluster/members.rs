@@ -124,7 +124,7 @@ fn a_node_that_only_the_coordinator_does_not_hear_is_cut_off_and_not_gone() {
     let own = members.mount(2).join("own");
     fs::create_dir(&own).unwrap();
     fs::write(own.join("early"), b"3").unwrap();
-    // From now on the directory is nobody's alone: for names that a node has alone it is waited for, cut off or not.
+    // From now on no node has the directory alone: changes wait for a node that has one alone, even if it is cut off.
     fs::write(members.mount(1).join("other"), b"2").unwrap();
     let cut = members.nodes[0].host().partition(members.nodes[2].host());
     let found = wait_for_standing(members.daemon(0), "n3", "cut_off");
@@ -265,7 +265,7 @@ fn every_node_shows_what_the_coordinator_knows() {
     assert!(shown(&refused).contains("run it on node n1"), "{}", shown(&refused));
 }
 
-/// Goal: names under an exclusive lease cost nobody a question.
+/// Goal: names under an exclusive lease need no question to another node.
 #[test]
 fn a_hundred_creates_in_a_directory_of_ones_own_ask_the_coordinator_nothing() {
     const CALLS: &str = "tidemark_coordinator_calls_total";

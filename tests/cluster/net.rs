@@ -30,7 +30,7 @@ fn connect(from: &Host, to: &Host) -> (TcpStream, TcpStream) {
 /// True when one host does not reach another.
 fn cut_off(from: &Host, to: &Host) -> bool {
     let silent = |error: io::Error| {
-        // The latter when even the question who has the address was answered by nobody.
+        // `HostUnreachable`: no host answered even the query for the address.
         matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable)
     };
     connect_within(SILENCE, from, to).is_err_and(silent)

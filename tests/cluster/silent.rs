@@ -1,6 +1,6 @@
 //! A fixed coordinator whose daemon stands still: what goes on in directories that several nodes use.
 //!
-//! Does not own: saves in directories of one node, and who takes the seat (`failover`).
+//! Does not own: saves in directories of one node, the change of coordinators (`failover`).
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

@@ -62,8 +62,8 @@ fn what_is_done_on_one_node_is_seen_on_the_others() {
     assert_eq!(names(&b), BTreeSet::new());
 }
 
-/// Goal: a file is written by each of the names that it has, whatever other nodes did meanwhile to the directories of its names. The
-/// writer's node made it and looks at nothing else in between, so it still knows what it was called before.
+/// Goal: a file is written under each of its names, whatever other nodes did meanwhile to the directories of its names. The writer's node
+/// made the file and looks up nothing else in between, so it still knows the old names.
 #[test]
 fn a_file_is_written_by_the_name_that_another_node_gave_it() {
     let Some(cluster) = Cluster::start() else { return };
@@ -94,9 +94,9 @@ fn append(path: &Path, bytes: &[u8]) {
     done.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
-/// Goal: of two nodes that write one file, one after the other, the later bytes stay, under each of its names, whichever of them is the
-/// coordinator and however late a word of the earlier ones comes. Method: nothing between the close on one node and the open on the
-/// other, so that the seal of the first is told after the second has begun; a third node gives each file a second name before.
+/// Goal: if two nodes write one file, one after the other, the later bytes stay under each of its names. The coordinator may be either
+/// node, and news of the earlier bytes may come late. Method: nothing happens between the close on one node and the open on the other, so
+/// that the first seal is published after the second write has begun; a third node gives each file a second name before.
 #[test]
 fn of_two_that_write_one_after_the_other_the_later_bytes_stay_under_all_names() {
     const FILES: usize = 16;
@@ -245,8 +245,8 @@ fn what_is_brought_back_is_there_for_who_has_its_directory_alone() {
     assert!(round > 1, "the directory was never given back");
 }
 
-/// Goal: a node that is told to end does not say that all is durable while nobody else knows what was done to names there. Method: it has the
-/// directory alone, so that the rename returns although its coordinator is stopped.
+/// Goal: a node that is told to end does not report that all is durable while no other node knows its changes of names. Method: the node
+/// has the directory alone, so that the rename returns although its coordinator is stopped.
 #[test]
 fn an_end_that_could_not_tell_the_last_names_says_so() {
     let Some(mut cluster) = Cluster::start_with("[shutdown]\ndrain_timeout_s = 3\n", None) else { return };
@@ -270,7 +270,7 @@ fn an_end_that_could_not_tell_the_last_names_says_so() {
     assert!(log.contains("not told to the coordinator at the end") && log.contains("own/step_2.pt"), "{log}");
 }
 
-/// Goal: O_EXCL has one winner, mkdir of the same directory is one directory, and nobody waits for long.
+/// Goal: O_EXCL has one winner, mkdir of the same directory is one directory, and no call waits for long.
 #[test]
 fn of_three_that_make_one_name_one_wins() {
     let Some(cluster) = Cluster::start() else { return };
@@ -440,9 +440,8 @@ fn a_save_that_the_coordinator_has_no_part_in_is_committed() {
     drop(open);
 }
 
-/// Goal: who opens a file has what was closed last, although a program of the same node still reads what was there before; that one keeps
-/// what it has. Method: a reader holds the file while its writer's node appends to it, or writes it anew, or fills what was empty, or
-/// closes what was begun.
+/// Goal: an open reads the bytes that were closed last, although a program of the same node still reads the earlier bytes, which it keeps.
+/// Method: a reader holds the file while its writer's node appends to it, rewrites it, fills an empty one, or closes one that was begun.
 #[test]
 fn an_open_finds_what_was_closed_last_beside_one_that_reads_what_was_before() {
     let Some(cluster) = Cluster::start() else { return };
@@ -481,8 +480,8 @@ fn an_open_finds_what_was_closed_last_beside_one_that_reads_what_was_before() {
     }
 }
 
-/// Goal: what is being written on one node is no empty file on another: it is waited for and EIO then, and EIO as well where its node is lost
-/// before anybody heard of its bytes.
+/// Goal: a file being written on one node is no empty file on another. The other node waits for it and then returns EIO, and EIO as well if
+/// the writer's node is lost before any other node heard of its bytes.
 #[test]
 fn what_is_being_written_elsewhere_is_no_empty_file() {
     let Some(mut cluster) = Cluster::start() else { return };
@@ -510,9 +509,9 @@ fn what_is_being_written_elsewhere_is_no_empty_file() {
     drop((open, lost));
 }
 
-/// Goal: what other nodes made while a node counted as lost keeps its name and its bytes, whatever programs of that node did with the same
-/// names meanwhile. Method: the node has the directory alone, so that its programs go on; it is cut off from all others until it is
-/// given up, and told everything when it is back.
+/// Goal: names and bytes of other nodes, made while a node counted as lost, stay, whatever programs of that node did with the same names
+/// meanwhile. Method: the node has the directory alone, so that its programs go on. The node is cut off from all others until it is
+/// declared gone, and publishes everything when it is back.
 #[test]
 fn what_was_made_while_a_node_was_away_keeps_its_name() {
     what_was_made_keeps_its_name(|_| {});
@@ -522,7 +521,7 @@ fn what_was_made_while_a_node_was_away_keeps_its_name() {
 #[test]
 fn what_was_made_while_a_node_was_away_keeps_its_name_for_the_next_daemon_of_the_coordinator() {
     what_was_made_keeps_its_name(|cluster| {
-        // All of it is told by then.
+        // Everything is published by then.
         assert_eq!(fs::read_to_string(cluster.mount(0).join("run/tracker")).unwrap(), "stays");
         let daemon = cluster.nodes[0].daemon();
         let dead = daemon.kill_serving();
@@ -535,7 +534,7 @@ fn what_was_made_keeps_its_name(before_it_is_back: impl Fn(&Cluster)) {
     let [first, other, away] = [0, 1, 2].map(|node| cluster.mount(node).join("run"));
     fs::create_dir(&away).expect("the node answers");
     fs::write(away.join("early"), b"early").expect("the node answers");
-    // Whoever looks has it told.
+    // A look-up makes the node publish it.
     assert_eq!(fs::read(first.join("early")).expect("the node answers"), b"early");
     let cuts = [0, 1].map(|node| cluster.nodes[node].host().partition(cluster.nodes[2].host()));
     let stands = |wanted: &str| {
@@ -562,7 +561,7 @@ fn what_was_made_keeps_its_name(before_it_is_back: impl Fn(&Cluster)) {
     let dropped: u64 = cuts.map(|cut| cut.heal()).into_iter().sum();
     assert!(dropped > 0, "nothing was dropped");
     stands("alive");
-    // Once this is seen elsewhere, all before it was told.
+    // Once this file is seen elsewhere, all changes before it were published.
     fs::write(away.join("after"), b"after").expect("the node answers");
     process::until(LIMIT, || fs::read(first.join("after")).ok()).expect("it tells what it did");
     for run in [&first, &other, &away] {

@@ -159,7 +159,7 @@ struct Twins<'a> {
     plain: tempfile::TempDir,
     dice: Dice,
     seed: u64,
-    /// The calls so far, for whoever looks for the reason of a difference.
+    /// The calls so far, for a person who looks for the reason of a difference.
     calls: Vec<String>,
 }
 

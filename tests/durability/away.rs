@@ -19,7 +19,7 @@ use crate::site::{
     CONFIG, MIB, assert_holds, events, has_problem, lag_versions, noise, options, problems, save, start, tier,
 };
 
-/// A failed upload is tried again with growing pauses; the trouble must be told well before this.
+/// Limit for noticing: a failed upload is tried again with growing pauses, and the trouble must be reported well before this.
 const NOTICE_LIMIT: Duration = Duration::from_secs(30);
 /// The longest pause between two tries, and the drain itself.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(90);
@@ -37,7 +37,7 @@ fn wait_away(daemon: &Daemon) -> Value {
     told.unwrap_or_else(|| panic!("{:#}\n{}", daemon.ctl_json(&["status"]), daemon.log_tail()))
 }
 
-/// Waits until everything is committed, with nobody asking for it.
+/// Waits until everything is committed, without a flush.
 fn wait_back(daemon: &Daemon, paths: &[String]) {
     for path in paths {
         daemon.wait_committed(path, RECOVERY_LIMIT);
@@ -106,7 +106,8 @@ fn a_directory_that_goes_away_and_comes_back_costs_nothing() {
     assert_all_come_back(daemon, 1..=6);
 }
 
-/// Tries of one record while a page of others answers for it: one every second while somebody waits. Without a pause there are hundreds in each.
+/// Tries of one record while a page of others answers for it: one every second while a flush waits. Without a pause there are hundreds in
+/// each second.
 const PAGE_TRIES_MAX: u64 = 60;
 
 /// A proxy that wants a password answers for the store, with success.

@@ -90,11 +90,11 @@ fn a_byte_flipped_while_the_file_is_open_is_healed_when_it_is_closed() {
         &bytes,
         &flipped(&bytes, OFFSET),
     );
-    // The reader keeps its bytes, and nobody else gets them.
+    // The reader keeps its bytes, and no other open gets them.
     assert_io_error(&daemon, PATH);
     drop(reader);
     let healed = process::until(HEAL_LIMIT, || {
-        // Each look opens the file anew, which is when a copy known to be bad must not be served. The close may come a moment later.
+        // Each read opens the file again: that open must not serve a copy known to be bad. The close may come a moment later.
         let read = fs::read(daemon.mount().join(PATH)).ok()?;
         assert!(read == bytes, "a copy that is known to be bad is served");
         Some(())
@@ -124,7 +124,7 @@ fn a_byte_flipped_in_memory_is_found_by_the_scrub_alone() {
     flip_host(&daemon, PATH, OFFSET as u64);
     flip_host(&daemon, ALONE, OFFSET as u64);
     flip_host(&daemon, GONE, OFFSET as u64);
-    // Nobody opens a file or asks for a verify: the scrub is alone.
+    // No program opens a file or asks for a verify: the scrub is alone.
     let found = process::until(SCRUB_LIMIT, || {
         let told = events(&daemon);
         let of = |kind: &str, path: &str| {
@@ -151,7 +151,7 @@ fn what_is_known_to_be_bad_is_not_served_where_its_object_is_bad_too() {
     let object = object_path(&daemon, &daemon.tier3_dir(), PATH);
     flip_host(&daemon, PATH, OFFSET as u64);
     flip(&object, 70_000);
-    // Nobody asked for the bytes of Tier-3, and they are all that is left.
+    // No command asked for the bytes of Tier-3, and they are all that is left.
     let (code, answer) = verify(&daemon, &[]);
     assert_eq!((code, &only(&answer, "unrecoverable")["path"]), (Some(4), &PATH.into()), "{answer:#}");
     let (.., action) = problems(&daemon).into_iter().find(|(code, ..)| code == "host_corrupt").unwrap();
@@ -208,7 +208,7 @@ fn memory_that_changed_after_the_seal_is_never_uploaded() {
     })
     .expect("the file is sealed");
     flip_host(&daemon, PATH, OFFSET as u64);
-    // Nobody has looked at the page since it was sealed: the upload itself must notice.
+    // The page was not read since it was sealed: the upload itself must notice.
     let output = daemon.ctl(&["flush", "--wait", "--timeout", "10"]);
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
     assert_names_chunk(&daemon.log(), &bytes, &flipped(&bytes, OFFSET));
@@ -389,7 +389,7 @@ fn a_bad_object_that_cannot_be_written_again_is_named_each_time_and_the_host_cop
     flip(&object, OFFSET as u64);
     let (code, answer) = verify(&daemon, &[]);
     assert_eq!(code, Some(0), "nobody asked for the bytes: {answer:#}");
-    // Whoever gave the version up may be deleting it.
+    // The node that retired the version may be deleting it.
     let attempt = object.parent().unwrap();
     fs::write(attempt.parent().unwrap().join("_RETIRED"), "").unwrap();
     for arguments in [&["--deep"][..], &["--deep"], &[]] {
@@ -441,7 +441,7 @@ fn a_flush_and_an_end_name_what_only_memory_holds_and_write_it_again_when_they_c
     let given_up = object.parent().unwrap().parent().unwrap().join("_RETIRED");
     let damage = |daemon: &Daemon| {
         flip(&object, OFFSET as u64);
-        // Whoever gave the version up may be deleting it: nothing is written there.
+        // The node that retired the version may be deleting it: nothing is written there.
         fs::write(&given_up, "").unwrap();
         assert_eq!(verify(daemon, &["--deep"]).0, Some(1));
     };

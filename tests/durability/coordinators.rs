@@ -41,7 +41,7 @@ fn a_second_stand_alone_daemon_is_refused_and_the_successor_of_a_dead_one_is_not
     save(&first, "run/step1.pt", &noise(1, MIB));
     first.flush();
 
-    // Nobody helps the next, in another state directory, after a crash or an orderly end.
+    // The next daemon, in another state directory, gets no help after a crash or an orderly end.
     first.kill9();
     let begun = Instant::now();
     let mut second = Daemon::start(on(shared.path()));

@@ -101,7 +101,7 @@ fn sigterm_with_a_file_open_for_writing_names_it_and_exits_1() {
     daemon.stop_with_status();
 }
 
-/// A file that a program has open or mapped at the end is kept as far as it was written, and nobody takes it for whole.
+/// A file that a program has open or mapped at the end is kept as far as it was written, and does not count as whole.
 #[test]
 fn what_is_open_after_the_grace_is_kept_as_cut() {
     let Some(mut daemon) = start(options("256MiB", &short_grace())) else { return };
@@ -277,7 +277,7 @@ fn sigterm_keeps_what_was_closed_beside_a_file_whose_writer_was_killed() {
     fs::create_dir_all(cut.parent().unwrap()).unwrap();
     // Open meanwhile: while a program writes to it, a checkpoint is not hidden.
     let mut whole = File::create(cut.with_file_name("model_rank0.pt")).unwrap();
-    // The shell is killed with the file open: nobody saw it closed.
+    // The shell is killed with the file open, so no close was seen.
     let script = format!("exec 3>{}; head -c 5000 /dev/zero >&3; kill -9 $$", cut.display());
     Command::new("sh").args(["-c", &script]).status().unwrap();
     whole.write_all(&bytes).unwrap();
@@ -413,7 +413,7 @@ fn sigterm_waits_for_programs_that_are_saving() {
     assert_holds(&daemon, ".tidemark/torn/run/step-4/__1_0.distcp", &bytes, "made after SIGTERM");
 }
 
-/// S-end: whatever is written too late is told so, at the latest by close(2).
+/// S-end: a write that comes too late gets an error, at the latest by close(2).
 #[test]
 fn a_close_that_comes_too_late_is_an_error() {
     let config = format!("{CONFIG}[shutdown]\ngrace_s = 0\n");
@@ -531,7 +531,7 @@ fn names_that_tier_3_was_not_told_at_the_end_are_said_after_it() {
 #[test]
 fn sigterm_takes_no_directory_for_whole_whose_job_is_killed_while_it_waits() {
     if machine::kernel_release() < (6, 15) {
-        // Nobody is told there how a process ended.
+        // That kernel does not report how a process ended.
         return;
     }
     let config = format!("{}[shutdown]\ngrace_s = 0\n", CONFIG.replace("0.3", "2.0"));

@@ -37,7 +37,7 @@ fn redirected(from: &Path, to: &Path) {
     assert!(status.unwrap().success(), "{script}");
 }
 
-/// A job that writes both shards anew, and the beginning of their index, and is killed there.
+/// A job that rewrites both shards, and the beginning of their index, and is killed there.
 fn killed_in_its_index(directory: &Path, source: &Path) {
     let mut job = Rank::start(directory, None);
     for shard in SHARDS {

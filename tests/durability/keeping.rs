@@ -326,8 +326,8 @@ fn an_administrator_removes_what_may_go_and_is_told_why_the_rest_stays() {
     assert_holds(&daemon, &path(2), &bytes(2), "pinned");
 }
 
-/// Whatever step of giving a version up the daemon dies at: it is there whole, or it is given up, and the next daemon
-/// removes what is left of it. Nothing else is touched.
+/// The daemon dies at each step of a version's retirement: the version is there whole, or it is retired, and the next
+/// daemon removes what is left of it. Nothing else is touched.
 #[test]
 fn stopped_at_any_step_of_a_retirement_nothing_is_half_there() {
     for stop in ["retire.after_marker", "retire.after_boundary", "retire.after_first_delete"] {
@@ -352,10 +352,10 @@ fn stopped_at_any_step_of_a_retirement_nothing_is_half_there() {
     }
 }
 
-/// So many files are read at once by `verify`, and the others wait: what it has listed is older than what it looks at.
+/// Files that `verify` reads at once. The others wait, so its list is older than the files that it verifies.
 const VERIFIED_AT_ONCE: u64 = 4;
 
-/// A removed checkpoint is listed, and given up before its turn comes.
+/// A removed checkpoint is listed, and retired before its turn comes.
 #[test]
 fn a_checkpoint_that_is_given_up_while_verify_runs_is_not_said_to_be_lost() {
     let server = S3Server::start(S3Options::default()).expect("a server");

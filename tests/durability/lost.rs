@@ -1,7 +1,7 @@
 //! A committed checkpoint that cannot be read whole any more: does a job that comes back load the next older one?
 //!
-//! Owns: damage to every copy of the newest, what goes out of sight, what `ckptctl recover --plan` says. Does not own: damage
-//! to one copy of several (`bytes`), what was never whole (`shield`).
+//! Owns: damage to every copy of the newest, what is hidden, what `ckptctl recover --plan` says. Does not own: damage to one
+//! copy of several (`bytes`), what was never whole (`shield`).
 
 use std::fs;
 use std::path::PathBuf;
@@ -187,7 +187,7 @@ fn what_went_out_of_sight_comes_back_by_itself_once_it_was_read_whole() {
     assert_holds(&daemon, NAMES[2], &bytes(NAMES[2]), "read whole after all");
     assert_eq!(chosen(&daemon).0, 3);
     assert_eq!(problems_of(&daemon, "lost"), [""; 0]);
-    // Nobody asked for it to stay whatever happens: it goes once more.
+    // No pin asked for it to stay: it is hidden once more.
     daemon.flush();
     daemon.stop();
     flip(&object, 70_000);

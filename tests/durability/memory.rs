@@ -86,7 +86,7 @@ fn a_save_of_unknown_size_finds_room_where_everything_may_give_way() {
         save(&daemon, &format!("run/step{step}.pt"), &noise(400 + step, 10 * MIB));
         daemon.flush();
     }
-    // All of it is committed; new names, so nobody can know how large these will be.
+    // All of it is committed. The names are new, so the daemon cannot know how large these files will be.
     for step in 101..=106 {
         save(&daemon, &format!("run/step{step}.pt"), &noise(400 + step, 30 * MIB));
     }
@@ -96,7 +96,7 @@ fn a_save_of_unknown_size_finds_room_where_everything_may_give_way() {
     }
 }
 
-/// Nobody has said that it is whole yet: the seal or the upload may be at it when it goes.
+/// The removed file was not reported as whole yet: the seal or the upload may be at work on it when it goes.
 #[test]
 fn what_was_just_removed_makes_room_for_the_next_save() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -145,7 +145,7 @@ fn a_trainer_in_a_memory_cgroup_smaller_than_its_checkpoint_saves_it() {
     fs::write(&source, &bytes).unwrap();
     fs::create_dir(daemon.mount().join("run")).unwrap();
     let target = daemon.mount().join("run/step1.pt");
-    // dd opens with O_TRUNC and writes on and on: the file's size is known to nobody.
+    // dd opens with O_TRUNC and writes on and on: the daemon cannot know the file's size.
     let script = "echo $$ > \"$0/cgroup.procs\" && exec dd if=\"$1\" of=\"$2\" bs=1M iflag=direct";
     let mut command = Command::new("sh");
     command.args(["-c", script]).arg(group.path()).arg(&source).arg(&target);

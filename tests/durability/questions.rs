@@ -335,7 +335,8 @@ fn a_typed_path_means_the_same_whatever_path_leads_to_the_mount() {
     daemon.stop();
 }
 
-/// A program that only reads it is told of one, however many runs there are. A command may remove it for good, and chooses among none.
+/// The file `latest` names one checkpoint, however many runs there are, because a program only reads it. A command may remove it for good,
+/// and thus chooses among none.
 #[test]
 fn latest_is_what_was_whole_last_and_no_command_chooses_among_runs() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };

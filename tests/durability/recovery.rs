@@ -1,4 +1,4 @@
-//! A checkpoint that its job took a part of away, or saved in another shape: is that told from one that is lost?
+//! A checkpoint that its job removed in part, or saved in another shape: is that distinguished from a lost one?
 //!
 //! Owns: what `ckptctl recover --plan` and `why` say of it, and the way back. Does not own: damage (`lost`), removals of all of one
 //! (`removed`).
@@ -59,7 +59,7 @@ fn what_a_job_removed_a_part_of_is_not_lost_and_undelete_brings_the_rest_back() 
     }
 }
 
-/// While a file of it is being written over nobody knows what comes of that.
+/// While a file of a checkpoint is being overwritten, its outcome is not known.
 #[test]
 fn what_was_removed_in_part_and_is_written_over_is_not_taken_for_meant() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };

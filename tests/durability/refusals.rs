@@ -17,7 +17,7 @@ use crate::site::{CONFIG, assert_holds, noise, options, save, start};
 /// A store that does not answer is tried a few times before it is called unreachable.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(90);
 
-/// `ckptd up` with all its own; the harness's daemon would clean up mounts, which is what is looked at here.
+/// `ckptd up` with its own options; the harness's daemon would clean up mounts, which are the subject here.
 struct Try {
     home: TempDir,
     mountpoint: Option<String>,
@@ -157,7 +157,7 @@ fn a_second_daemon_on_one_state_directory_is_refused() {
     let pid = daemon.keeper_pid().to_string();
     Try { state_dir: Some(state_dir.clone()), ..Try::new() }.refused(1, &[&state_dir, &pid, "--state-dir"]);
     daemon.ctl_json(&["status"]);
-    // A socket that nobody listens on, as SIGKILL leaves it, is replaced.
+    // A socket without a listener, as SIGKILL leaves it, is replaced.
     daemon.kill9();
     assert!(daemon.state_dir().join("ckptd.sock").exists());
     daemon.start_again();
@@ -197,7 +197,7 @@ fn a_tier3_that_cannot_be_reached_is_unavailable() {
     if !machine::can_mount() {
         return;
     }
-    // Bound and dropped: nobody listens there.
+    // Bound and dropped: no process listens there.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let endpoint = format!("http://127.0.0.1:{port}");
     let env = [
@@ -379,7 +379,7 @@ fn a_start_that_waits_for_a_mute_tier3_says_so_and_ends_when_it_is_told() {
     if !machine::can_mount() {
         return;
     }
-    // The kernel takes connections, and nobody ever answers.
+    // The kernel takes connections, and no process ever answers.
     let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", mute.local_addr().unwrap());
     let home = tempfile::tempdir().unwrap();

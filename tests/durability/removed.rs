@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Several looks: what is not back by then stays removed.
 const STAYS: Duration = Duration::from_millis(2500);
 
-/// The tree is written every 10 s when nobody waits for it.
+/// The tree is written every 10 s when no flush waits for it.
 const TREE_LIMIT: Duration = Duration::from_secs(40);
 
 const OLD: &str = "project/checkpoints/checkpoint_0";
@@ -101,7 +101,7 @@ fn the_only_checkpoint_is_back_when_who_removed_it_is_killed_before_the_next_is_
     is_back(&daemon, OLD);
 }
 
-/// The node is gone in the moment after the job: everything was asked to be durable between the two, or the daemon was told to end.
+/// The node is gone in the moment after the job. Between the two a flush asked for durability, or the daemon was told to end.
 #[test]
 fn it_is_back_although_the_node_goes_right_after_who_removed_it() {
     let config = format!("{CONFIG}[shutdown]\ngrace_s = 1\n");

@@ -14,7 +14,7 @@ use tidemark_tests::{machine, process, tier3};
 
 use crate::site::{CONFIG, MIB, assert_holds, names, noise, options, save, start};
 
-/// The daemon looks at who lives once a second.
+/// The daemon checks once a second which processes live.
 pub(crate) const SHIELD_LIMIT: Duration = Duration::from_secs(60);
 /// Several looks: what is not hidden by then stays.
 pub(crate) const STAYS: Duration = Duration::from_millis(2500);
@@ -92,7 +92,7 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
         ranks[0].does(&format!("cat {from} >{}", part(0)));
         let order = if cut { "exec 3>FILE; head -c 700000 FROM >&3" } else { "cat FROM >FILE" };
         ranks[1].does(&order.replace("FILE", &part(1)).replace("FROM", &from.to_string()));
-        // Rank 0 waits for nobody.
+        // Rank 0 writes it without a barrier.
         ranks[0].does(&format!("printf %s {tag} >latest"));
     };
     save_step(&mut ranks, 10, false);
@@ -111,7 +111,7 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
     assert_eq!(names(&run), ["global_step10", "latest"]);
     let followed = || (fs::read(run.join("latest")).ok()? == b"global_step10").then_some(());
     process::until(SHIELD_LIMIT, followed).expect("the tracker names the whole one");
-    // Nothing is lost by it: what was there can be looked at, and said so.
+    // Nothing is lost by hiding: the files can be read elsewhere, and an event says so.
     let hidden = ".tidemark/torn/run/global_step20/mp_rank_00_model_states.pt";
     assert_holds(&daemon, hidden, &noise(20, MIB), "out of sight");
     assert_eq!(names(&daemon.mount().join(".tidemark/torn/run")), ["global_step20", "latest"]);
@@ -125,7 +125,7 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
     let listed = daemon.checkpoint(".tidemark/torn/run/global_step20").expect("ls lists it");
     assert_eq!(listed["state"], "torn");
 
-    // A daemon that takes over hides it as well; the job that comes back saves that step anew.
+    // A daemon that takes over hides it as well; the job that comes back saves that step again.
     let dead = daemon.kill_serving();
     daemon.wait_for_next(dead);
     assert_eq!(names(&run), ["global_step10", "latest"]);
@@ -299,7 +299,7 @@ fn a_file_saved_over_a_whole_one_and_torn_is_served_as_it_was() {
     let mut job = Rank::start(&run, None);
     job.does("exec 3>last_step5.pt; head -c 300000 /dev/zero >&3");
     assert_eq!(fs::metadata(run.join("last_step5.pt")).unwrap().len(), 300_000);
-    // Somebody has it open, and may read on; the name means the whole one when he is done.
+    // A process has the file open, and may read on; after that the name means the whole one.
     let mut reader = fs::File::open(run.join("last_step5.pt")).unwrap();
     job.kill();
     wait_hidden(&daemon, "run/last_step5.pt");
@@ -379,10 +379,10 @@ fn a_save_over_a_whole_one_is_whole_once_every_rank_has_written() {
     save(&mut ranks, 1, 2);
     wait_version(&daemon, 2);
     if machine::kernel_release() < (6, 15) {
-        // Nobody is told there how a process ended.
+        // That kernel does not report how a process ended.
         return;
     }
-    // A job that saves one rank's file anew on purpose, and then ends well.
+    // A job that rewrites one rank's file on purpose, and then ends well.
     save(&mut ranks, 0, 3);
     wait_half(&daemon);
     ranks.into_iter().for_each(Rank::ends_well);
@@ -457,7 +457,7 @@ fn a_directory_whose_writer_was_killed_between_two_files_is_not_whole() {
     killed.kill();
     daemon.wait_committed("run/step_1", SHIELD_LIMIT);
     if machine::kernel_release() < (6, 15) {
-        // Nobody is told there how a process ended.
+        // That kernel does not report how a process ended.
         daemon.wait_committed("run/step_2", SHIELD_LIMIT);
         return;
     }
@@ -489,7 +489,7 @@ fn a_flush_just_after_a_kill_makes_nothing_whole_that_lacks_what_the_save_before
     let answer: serde_json::Value = serde_json::from_slice(&flushed.stdout).expect("JSON");
     let pending: Vec<_> = answer["pending"].as_array().unwrap().iter().map(|row| &row["reason"]).collect();
     if machine::kernel_release() < (6, 15) {
-        // Nobody is told there how a process ended: what is quiet for the settle time is whole.
+        // That kernel does not report how a process ended: a checkpoint that is quiet for the settle time is whole.
         assert!(pending.is_empty(), "{}", shown(&flushed));
         return;
     }
@@ -548,7 +548,7 @@ fn what_comes_before_the_weights_is_not_there_alone_when_node_and_job_are_lost()
         trainer
     };
     let in_flight = "open(F, \">checkpoint-2/.tmpAb12Cd\"); syswrite(F, \"x\");";
-    // Whoever flushes waits for the decision.
+    // A flush waits for the decision.
     begins("29506", in_flight).kill();
     daemon.flush();
     daemon.kill9();
@@ -594,7 +594,7 @@ fn what_comes_before_the_weights_is_not_there_alone_when_node_and_job_are_lost()
     notebook.kill();
 }
 
-/// Torn checkpoints that nobody can remove by their names must not keep a job from saving.
+/// Torn checkpoints that no user can remove by their names must not keep a job from saving.
 #[test]
 fn what_is_out_of_sight_gives_way_to_a_save_that_waits_for_memory() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };

@@ -63,7 +63,7 @@ pub(crate) fn assert_holds(daemon: &Daemon, path: &str, bytes: &[u8], when: &str
     assert!(read == bytes, "{when}: {path} holds other bytes than were saved ({} bytes)", read.len());
 }
 
-/// How long what was just closed may be unknown to `show`: the node looks at it on its own thread.
+/// How long a file that was just closed may be unknown to `show`: the node examines it on its own thread.
 const KNOWN_WITHIN: Duration = Duration::from_secs(20);
 
 /// Returns the row of `show --files` for a checkpoint that is one file.

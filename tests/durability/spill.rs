@@ -185,7 +185,7 @@ fn a_file_that_outgrew_memory_begins_on_the_disk_the_next_time() {
     let Some(daemon) = start(with_spill("128MiB", disk.path(), "2GiB")) else { return };
     let bytes = noise(3, 300 * MIB);
     let target = daemon.mount().join("model.pt");
-    // Nobody knows its size, and memory is empty; while it is open the kernel lets it have no other place.
+    // The daemon cannot know the size, and memory is empty; while the file is open the kernel lets it have no other place.
     let refused = fs::write(&target, &bytes).expect_err("it does not fit in memory");
     assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC), "{refused}");
     // close(2) does not wait for the RELEASE that says how far it came; a job that starts anew is later than that.
@@ -193,7 +193,7 @@ fn a_file_that_outgrew_memory_begins_on_the_disk_the_next_time() {
     assert!(written.is_some(), "the disk has room for it");
     assert_holds(&daemon, "model.pt", &bytes, "written again");
     assert!(spilled_bytes(&daemon) >= 300 << 20);
-    // And a size that is told is heard.
+    // A size that is announced is heeded.
     let known = daemon.mount().join("known.pt");
     fs::write(&known, b"short").unwrap();
     // truncate(2) by its name: it is not open, so it may go elsewhere.

@@ -13,7 +13,7 @@ use tidemark_tests::{machine, process, tier3};
 use crate::shield::{Rank, SHIELD_LIMIT, STAYS};
 use crate::site::{CONFIG, MIB, assert_holds, names, noise, options, save, start};
 
-/// SIGTERM ends every rank with status 0 in the middle of a save: what there is of it is the user's and stays, but nobody can load it.
+/// SIGTERM ends every rank with status 0 in the middle of a save. Its files are the user's and stay, but no job can load them.
 #[test]
 fn a_tracker_names_no_save_that_lacks_files_although_every_rank_ended_well() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -56,7 +56,7 @@ fn a_tracker_names_no_save_that_lacks_files_although_every_rank_ended_well() {
     assert_holds(&daemon, "first/latest", b"global_step10", "with empty memory");
 }
 
-/// A job that saves often dies before its last whole save has settled: nobody is left who could add to that.
+/// A job that saves often dies before its last whole save has settled: no process is left that could add to it.
 #[test]
 fn a_tracker_names_a_whole_save_that_has_not_settled() {
     // Longer than this test.
@@ -73,7 +73,7 @@ fn a_tracker_names_a_whole_save_that_has_not_settled() {
         }
     }
     ranks[0].does("printf %s global_step20 >latest");
-    // Nobody of the job, and not done yet as far as anybody can say.
+    // A writer outside the job, which may not be done yet.
     let mut aside = Rank::start(&run, None);
     aside.does("echo state >global_step10/mp_rank_00_model_states.pt");
     ranks.into_iter().for_each(Rank::kill);

@@ -103,7 +103,7 @@ fn a_model_that_is_saved_in_one_file_over_its_shards_is_not_mixed_with_them() {
     daemon.wait_committed("model", COMMITTED_WITHIN);
     run_in(&model, "printf '{ }' >config.json; rm model-0*; head -c 500000 /dev/zero >model.safetensors");
     if machine::kernel_release() < (6, 15) {
-        // Nobody is told there that it ended well.
+        // That kernel does not report that the program ended well.
         return;
     }
     let again = || (tier3::commits(&daemon.tier3_dir(), "model").len() == 2).then_some(());
@@ -117,7 +117,7 @@ fn a_model_that_is_saved_in_one_file_over_its_shards_is_not_mixed_with_them() {
     daemon.stop();
 }
 
-/// A job that finds nothing begins at step 0, and nobody notices.
+/// If the torn save were hidden, the job would begin at step 0, and no one would notice.
 #[test]
 fn the_first_save_of_a_run_stays_in_sight_although_it_is_torn() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -174,7 +174,7 @@ fn what_a_killed_program_left_is_committed_under_no_other_name() {
         assert!(tier3::commits(&daemon.tier3_dir(), copy).is_empty(), "{copy} is half");
         assert_holds(&daemon, copy, &vec![0; 300_000], "nothing is there instead");
     }
-    // From where it lies out of sight, too.
+    // A move out of the hidden folder does not make it whole either.
     run_in(&run, "mkdir ../other; cat /bin/true >part; cat part >../other/step1.bin; rm part");
     daemon.wait_committed("other/step1.bin", COMMITTED_WITHIN);
     let mut job = Rank::start(&mount.join("other"), None);
@@ -187,7 +187,7 @@ fn what_a_killed_program_left_is_committed_under_no_other_name() {
     assert!(tier3::commits(&daemon.tier3_dir(), "other/step3.bin").is_empty());
 
     if machine::kernel_release() >= (6, 15) {
-        // `curl URL >part && mv part model.bin`: it ended well, and whoever renames it says that it is whole.
+        // `curl URL >part && mv part model.bin`: the writer ended well, and the rename states that the file is whole.
         run_in(&run, "(exec 3>part; head -c 300000 /dev/zero >&3; exit 0) && mv part step4.bin");
         daemon.wait_committed("run/step4.bin", COMMITTED_WITHIN);
     }
@@ -421,7 +421,7 @@ fn a_file_that_contradicts_its_own_format_is_never_committed_and_a_trainers_goes
     trainer.does(&copied("whole", "step_1.safetensors"));
     daemon.wait_committed("run/step_1.safetensors", COMMITTED_WITHIN);
     trainer.does(&copied("broken", "step_2.safetensors"));
-    // A person's: nobody knows better than they do whether it is of use.
+    // A person's file: only the person knows whether it is of use.
     run_in(&daemon.mount().join("person"), &copied("whole", "step_1.safetensors"));
     run_in(&daemon.mount().join("person"), &copied("broken", "step_2.safetensors"));
     daemon.wait_committed("person/step_1.safetensors", COMMITTED_WITHIN);
@@ -497,7 +497,7 @@ fn a_cut_file_whose_bytes_say_that_it_is_whole_is_committed() {
     assert!(tier3::commits(&daemon.tier3_dir(), "run/step2.bin").is_empty());
 }
 
-/// `cp` of an archive that lost its end on the way. Nobody who trains wrote it, and a person may know what to do with it.
+/// `cp` of an archive that lost its end on the way. No trainer wrote it, and a person may know what to do with it.
 #[test]
 fn a_broken_file_that_no_trainer_wrote_is_kept_and_told_and_never_committed() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };

@@ -17,7 +17,7 @@ use crate::site::{CONFIG, NEVER_SETTLES, assert_holds, names, noise, options, sa
 /// Several times `settle`, on a busy machine.
 const SETTLE_LIMIT: Duration = Duration::from_secs(20);
 
-/// The tree is written every 10 s when nobody waits for it.
+/// The tree is written every 10 s when no flush waits for it.
 const TREE_LIMIT: Duration = Duration::from_secs(40);
 
 /// Saves files from as many processes, so that nothing proves that they are all.
@@ -180,8 +180,8 @@ fn a_renamed_loose_file_is_found_under_its_old_name_until_the_new_one_is_in_tier
     assert!(!there(&daemon, "run/a.txt"));
 }
 
-/// S-restart: what `flush --wait` said is removed does not come back because a file that was once under that name is renamed once more, or
-/// because the name is taken anew, or because nobody waits any longer.
+/// S-restart: a removal that `flush --wait` reported does not come back if a file that once had that name is renamed once more, if the
+/// name is taken again, or if no flush waits any longer.
 #[test]
 fn a_removal_that_tier3_knows_stands() {
     let Some(mut daemon) = start(options("256MiB", NEVER_SETTLES)) else { return };

@@ -1,7 +1,7 @@
 //! A bucket as an auditor sees it: objects by key, read as the format says and with nothing of the engine.
 //!
-//! Owns: following a marker to its manifest and on to every byte, and a sidecar to its file. Does not own: how the objects
-//! were come by. A directory is looked at by `tier3`.
+//! Owns: following a marker to its manifest and on to every byte, and a sidecar to its file. Does not own: the source of
+//! the objects, a directory (`tier3`).
 
 use blake3::Hasher;
 use bytes::Bytes;
@@ -26,8 +26,7 @@ pub struct Found {
 
 /// Follows every marker.
 ///
-/// # Errors
-/// The first marker, manifest or byte that does not verify: what nobody may ever find.
+/// # Errors The first marker, manifest or byte that does not verify, which must never exist.
 pub fn markers(objects: &Objects) -> Result<Found, String> {
     let mut found = Found::default();
     for (key, body) in objects {

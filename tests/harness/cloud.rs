@@ -1,7 +1,7 @@
 //! A small server that speaks as much of Google's XML API and of Azure's blobs as Tidemark asks of them.
 //!
-//! Owns: objects, conditions, uploads in parts and pages of lists, as their documentation has them. Does not own: signatures (nobody
-//! is asked who he is), faults, and what the real services do otherwise.
+//! Owns: objects, conditions, uploads in parts and pages of lists, as their documentation has them. Does not own: signatures (no
+//! client is authenticated), faults, other behaviour of the real services.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 
-/// A key of Google's that asks nobody for a token.
+/// A key of Google's that needs no token.
 const NOBODY: &str = r#"{"private_key":"","private_key_id":"","client_email":"","disable_oauth":true}"#;
 
 /// Entries of one page, so that every listing has several.

@@ -30,7 +30,7 @@ pub const SCRIPT_LIMIT: Duration = Duration::from_secs(420);
 /// A stopped process ends the call that it is inside of first; those of a busy mount end in milliseconds.
 const FREEZE_LIMIT: Duration = Duration::from_secs(20);
 
-/// Whoever was killed ends the call that it is inside of first.
+/// Limit of an end: a killed process first ends the call that it is inside of.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// An interpreter that can import torch.
@@ -316,7 +316,7 @@ impl Ranks {
     pub fn wait_for_rank(&mut self, rank: usize, word: &str) {
         let mut ended = false;
         let seen = process::until(SCRIPT_LIMIT, || {
-            // The end is looked at before the output, so that a last line is not missed.
+            // The end is checked before the output, so that a last line is not missed.
             let was_ended = ended;
             ended = self.children[rank].try_wait().is_some();
             if self.printed(rank).lines().any(|line| line == word) {

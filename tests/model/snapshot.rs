@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidemark_namespace::{Caller, Namespace, NamespaceSettings, RENAME_EXCHANGE};
 use tidemark_protocol::id::Incarnation;
 
-/// Several times what is looked at in one hold of the lock.
+/// Several times the names that one hold of the lock covers.
 const NAMES: u64 = 2000;
 const DIRECTORIES: u64 = 4;
 const SNAPSHOTS: usize = 60;

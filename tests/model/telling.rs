@@ -12,7 +12,7 @@ use tidemark_protocol::key::NodeLife;
 use tidemark_tier1::Tier1;
 
 const ME: Caller = Caller { uid: 1, gid: 1, pid: 0, now_ns: 1, request: 0 };
-/// So small that some hundred changes are written anew.
+/// Size of the journal, so small that it is rewritten after some hundred changes.
 const JOURNAL_BYTES: u64 = 256 << 10;
 
 struct Node {
@@ -40,7 +40,7 @@ impl Node {
         self.namespace = Namespace::recover(settings, tier1, true, &mut |_| None).unwrap();
     }
 
-    /// Changes that nobody is told of, until the journal was written anew some times.
+    /// Makes changes that are not published, until the journal was rewritten some times.
     fn fill_the_journal(&self) {
         for number in 0..2000_u64 {
             let value = number.to_le_bytes().repeat(64);
@@ -57,8 +57,8 @@ fn removed(path: &str) -> NameOperation {
     NameOperation::Removed { path: path.as_bytes().to_vec(), what: None }
 }
 
-/// Goal: a publication that was on its way when its daemon was killed is sent again as it was, and what came after it under the next
-/// number, however often the journal was written anew; what was answered is not told again.
+/// Goal: a publication that was on its way when its daemon was killed is sent again as it was, and later changes under the next number,
+/// however often the journal was rewritten. Answered publications are not sent again.
 #[test]
 fn what_is_told_of_names_outlives_the_daemon() {
     let mut node = Node::new();
@@ -165,8 +165,8 @@ fn what_was_made_while_nobody_kept_the_tree_is_told_with_all_of_it() {
     assert!(!node.namespace.has_untold());
 }
 
-/// Goal: what was made while a life counted as lost keeps its name for a coordinator that is killed meanwhile, too, however often the journal
-/// was written anew; once the life has told everything, or another tree is the catalog, nothing of that is left.
+/// Goal: a name made while a life counted as lost is kept for a coordinator that is killed meanwhile, too, however often the journal was
+/// rewritten. Once the life has published everything, or another tree is the catalog, no such record is left.
 #[test]
 fn what_was_made_while_a_life_was_away_outlives_the_daemon() {
     let mut node = Node::new();
@@ -195,7 +195,7 @@ fn what_was_made_while_a_life_was_away_outlives_the_daemon() {
         node.take_over();
         assert_eq!(node.namespace.made_while_away(&life), Some(made.clone()), "filled: {filled}");
     }
-    // The next coordinator is the same one, and has been told nothing by that life: it counts as lost since then.
+    // The next coordinator is the same node, and that life has published nothing to it: the life counts as lost since then.
     node.namespace.becomes_catalog_of(Some(Epoch(4)), &BTreeMap::from([(life.clone(), 6)]), true);
     node.namespace.gives_up(&life);
     node.take_over();

@@ -18,7 +18,7 @@ use crate::operation::Sequence;
 /// The longest between renames and the loss of the memory: some hundred files go to Tier-3 in it.
 const LOST_WITHIN_MS: u64 = 300;
 
-/// In one of so many lives there is a file among them that takes longer than a tree document to go to Tier-3.
+/// Share of lives, as one in this many, with a file that takes longer than a tree document to go to Tier-3.
 const LONG_ONE_IN: u64 = 4;
 const LONG_BYTES: usize = 64 << 20;
 
@@ -29,8 +29,8 @@ const RANKS_AGAIN: usize = 2;
 const SETTLES_WITHIN: Duration = Duration::from_secs(20);
 
 impl Life<'_> {
-    /// Renames a file of each sequence and loses the memory a moment later, while somebody waits for all of it to be in Tier-3: each is
-    /// there with its bytes, under its new name or under the old one.
+    /// Renames a file of each sequence and loses the memory a moment later, while a flush waits for all of it to be in Tier-3. Each file
+    /// is there with its bytes, under its new name or under the old one.
     pub(crate) fn rename_and_lose(&mut self, sequences: &[Sequence], dice: &mut Dice) -> Result<(), String> {
         let long = self.daemon.mount().join(format!("long{}", self.number));
         let mut files = Vec::new();
@@ -52,7 +52,7 @@ impl Life<'_> {
         }
         let after = Duration::from_millis(dice.within(0..LOST_WITHIN_MS));
         std::thread::scope(|scope| {
-            // Removals go to Tier-3 at once where somebody waits.
+            // Removals go to Tier-3 at once if a flush waits.
             scope.spawn(|| self.daemon.ctl(&["flush", "--wait", "--timeout", "1"]));
             std::thread::sleep(after);
             process::kill_node(self.daemon.keeper_pid());
@@ -73,8 +73,8 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// A save that reaches some of its files only is never proven whole, and is in Tier-3 all the same: after a stop before which nobody
-    /// asked for a flush, its names show what they showed.
+    /// Saves only some files of a checkpoint, which is thus never proven whole, and is in Tier-3 all the same: after a stop without a
+    /// flush before it, its names show what they showed.
     pub(crate) fn settle_and_stop(&mut self, dice: &mut Dice) -> Result<(), String> {
         let name = format!("settled{}", self.number);
         let (step, root) = (format!("{name}/step_9"), self.daemon.mount().join(name));

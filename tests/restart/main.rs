@@ -34,7 +34,8 @@ const LIVES_LONG: u64 = 1000;
 const LANES: u64 = 2;
 /// Lives of one daemon, which keeps its Tier-3 over them: what is removed in one must not come back in the next.
 const LIVES_OF_A_DAEMON: u64 = 5;
-/// In one of so many lives links change places beside everything else; they have a processor to themselves.
+/// Share of lives, as one in this many, in which links change places beside everything else; they have a processor to
+/// themselves.
 const CROWD_ONE_IN: u64 = 5;
 /// Parts of a life. Between two of them everything may be made durable; in each the daemon may be killed.
 const PARTS: u64 = 3;
@@ -239,7 +240,7 @@ impl Life<'_> {
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
     }
 
-    /// Lets links change places until it is told to stop. The tree document is written often only while somebody waits.
+    /// Lets links change places until told to stop. The tree document is written often only while a flush waits.
     fn mill(&self, crowd: &mut Crowd, ended: &AtomicBool) -> std::io::Result<()> {
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -315,7 +316,7 @@ impl Life<'_> {
     }
 }
 
-/// Does so many operations with each of some sequences, in turn.
+/// Does this many operations with each of some sequences, in turn.
 fn carry_on(sequences: &mut [Sequence], each: &[u64], done: &AtomicU64, wrong: &Mutex<Vec<String>>) {
     let rounds = each.iter().copied().max().unwrap_or(0);
     for round in 0..rounds {

@@ -385,7 +385,7 @@ fn write_held(file: &File, bytes: &[u8]) -> io::Result<()> {
 
 fn no_follow() -> OpenOptions {
     let mut options = File::options();
-    // A pipe that nobody reads is refused, not waited for.
+    // A pipe without a reader is refused, not waited for.
     options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     options
 }
@@ -432,7 +432,7 @@ pub(crate) struct Entry {
     pub(crate) xattrs: BTreeMap<String, Vec<u8>>,
 }
 
-/// Where trees lie while they are looked at.
+/// Entries of a tree, by path.
 pub(crate) type Entries = BTreeMap<String, Entry>;
 
 impl Sequence {

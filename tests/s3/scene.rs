@@ -102,7 +102,7 @@ impl From<LooseError> for Failure {
 }
 
 impl From<RecoverError> for Failure {
-    /// A start that fails is tried again by whoever started it.
+    /// A start that fails is tried again by its caller.
     fn from(error: RecoverError) -> Self {
         Self::new(&error, Then::Again)
     }

@@ -70,7 +70,7 @@ fn a_start_aborts_the_uploads_of_what_is_decided_and_no_other() {
         "p/.tidemark/loose/run/notes.txt/g-1".to_owned(),
     ];
     let mut alive = vec![
-        // Nobody has decided these.
+        // These are not decided.
         format!("p/run/step1.pt/v0.2/{ATTEMPT}/step1.pt"),
         format!("p/run/step2.pt/v0.1/{ATTEMPT}/step2.pt"),
         "p/.tidemark/loose/run/notes.txt/g-2".to_owned(),

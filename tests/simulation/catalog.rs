@@ -270,8 +270,9 @@ impl Catalog {
         Published { whole_wanted: false, shared }
     }
 
-    /// While nobody could be asked, something was made in a directory that another has alone: that one does not know, and gives
-    /// it back. Not before the answer: two nodes may have done so to each other.
+    /// Takes directories back after an outage. A node may have made something in a directory that another node has alone. The
+    /// other node does not know of it, and gives the directory back. This comes after the answer, because two nodes may have done
+    /// so to each other.
     fn take_back(self: &Rc<Self>, from: &NodeLife, publication: &Publication) {
         let now = self.node.world.now();
         let changed = publication.operations.iter().flat_map(|operation| match operation {

@@ -32,7 +32,7 @@ use tidemark_protocol::membership::{
 };
 use tidemark_protocol::placement::{Placement, PlacementVersion, Rules, place};
 
-/// How long a node is waited for that has to publish before somebody else is answered.
+/// How long the coordinator waits for a node that has to publish before another node gets its answer.
 pub(crate) const NODE_DEADLINE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Catalog {
@@ -55,10 +55,10 @@ pub(crate) struct State {
     pub(crate) holders: BTreeMap<(FileId, SealNumber), BTreeSet<NodeName>>,
     /// States of the files, as the holders report them.
     pub(crate) kept: BTreeMap<FileId, NodeState>,
-    /// Lives that have told all their names, and all copies that they keep.
+    /// Lives that have published all their names, and all copies that they keep.
     pub(crate) told_names: BTreeSet<Incarnation>,
     pub(crate) told_copies: BTreeSet<Incarnation>,
-    /// Lives that have told all their names at any time of this term.
+    /// Lives that have published all their names at any time of this term.
     pub(crate) has_told: BTreeSet<Incarnation>,
     /// Files published so far by each life whose whole publication is under way.
     pub(crate) telling: BTreeMap<Incarnation, BTreeSet<FileId>>,

@@ -1,9 +1,9 @@
 //! Tasks on one thread and a clock that nobody waits for.
 //!
-//! Owns: which task goes on next (the seed says), time, what happens to the tasks of a node that dies or stands still.
-//! Does not own: what the tasks do.
+//! Owns: the choice of the next task (by the seed), time, and the tasks of a node that dies or stands still. Does not
+//! own: the work of the tasks.
 //!
-//! Time moves only when nothing can go on: to the next moment that somebody waits for.
+//! Time moves only when no task can go on: to the next moment that a task waits for.
 
 use super::rng::Rng;
 use std::cell::{Cell, RefCell};
@@ -251,7 +251,7 @@ impl Signal {
         }
     }
 
-    /// Until `is_so`; looked at whenever somebody tells.
+    /// Waits until `is_so` returns a value; checks it at each [`Signal::tell`].
     pub(crate) async fn until<T>(&self, mut is_so: impl FnMut() -> Option<T>) -> T {
         std::future::poll_fn(|context| match is_so() {
             Some(value) => Poll::Ready(value),

@@ -170,7 +170,8 @@ async fn strike(world: Rc<World>, fault: Fault, machine: usize, lasts: Duration)
     }
 }
 
-/// Whoever decides stands still and is cut off, and nobody can take the seat, until all is calm. Gives the machine.
+/// Stops and cuts off the coordinator, and keeps every other node from its role, until all is calm. Returns the
+/// machine.
 pub(crate) fn take_the_seat_away(world: &World) -> usize {
     let seat = coordinator(world).expect("somebody decides").node.machine;
     world.note(|| format!("n{seat} had the seat, and nobody has it now"));

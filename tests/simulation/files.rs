@@ -14,7 +14,7 @@ use std::time::Duration;
 use tidemark_protocol::cluster::wire::{WireFate, WriterFact};
 use tidemark_protocol::id::{FileId, Incarnation};
 
-/// How long a change that others must know of waits for somebody to hear it.
+/// How long a change that other nodes must know of waits until the coordinator has heard it.
 const ORDERED_WAIT: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone)]
@@ -195,7 +195,7 @@ impl Node {
                 let guard = self.enter(access(&path, false)).await?;
                 let made = self.memory.tree.borrow().directory(&path).is_none();
                 self.memory.tree.borrow_mut().make_directory(&path);
-                // Made while nobody could be asked, it may be another's too.
+                // A file made during an outage may be another node's too.
                 if made && !guard.in_outage {
                     self.made(&path);
                 }

@@ -18,7 +18,7 @@ use tidemark_protocol::manifest::{Manifest, ValidatedManifest};
 use tidemark_protocol::marker::{Decision, Marker};
 use tidemark_protocol::record::Record;
 
-/// A node that dies is believed in for so long at most: until it is declared gone, also where it is cut off.
+/// How long a dead node is believed in at most: until it is declared gone, also if it is cut off.
 const BELIEVED: Duration = Duration::from_secs(45);
 
 /// The file that is known to have a name.
@@ -150,7 +150,7 @@ impl Truth {
         });
     }
 
-    /// A change came to nothing, or to nobody knows what.
+    /// A change failed, and whether it took effect may be unknown.
     pub(crate) fn unchanged(&mut self, path: &[u8], is_known: bool) {
         let name = self.names.entry(path.to_vec()).or_default();
         name.busy -= 1;
@@ -189,7 +189,7 @@ impl Truth {
         }
     }
 
-    /// Whether somebody knows of it who can be asked.
+    /// Whether a node that can be asked knows of it.
     fn is_known(&self, world: &World, path: &[u8], stands: &Stands, since: Duration) -> bool {
         let Some(coordinator) = coordinator(world) else { return false };
         let copies = world.machines.iter().filter_map(|machine| {
@@ -299,7 +299,7 @@ impl Truth {
         }
     }
 
-    /// The coordinator says that all of these are in two places; whoever is lost next, each is still in one.
+    /// Records the coordinator's claim that all of these are in two places: whichever node is lost next, each is still in one.
     pub(crate) fn replicated(
         &mut self,
         world: &World,
@@ -497,7 +497,7 @@ pub(crate) fn is_together(world: &World) -> Result<(), String> {
                 let memory = machine.memory.borrow();
                 memory.as_ref().is_some_and(|memory| has(memory, *file, content))
             });
-            // From copies alone nobody knows when it was written: their times are of a clock that is gone.
+            // Copies alone do not show when the file was written: their times are of a clock that is gone.
             let home = world.machine_of(file.incarnation).is_some();
             known && somewhere && home
         };

@@ -61,7 +61,7 @@ impl Process {
         self.call(Call::Close { file, cut: false }).await.map(drop)
     }
 
-    /// A file of so many chunks, closed.
+    /// Writes a file of these chunks, and closes it.
     async fn writes(&self, path: &[u8], content: &[u64], exclusive: bool) -> Result<FileId, Failure> {
         let file = self.makes(path, exclusive).await?;
         for content in content {
@@ -133,7 +133,7 @@ impl Process {
     }
 }
 
-/// Where somebody is who can work.
+/// Returns the machines with a living node.
 fn machines_up(world: &World) -> Vec<usize> {
     let up = |machine: &usize| world.machines[*machine].memory.borrow().is_some();
     (0..world.machines.len()).filter(up).collect()
@@ -166,7 +166,7 @@ pub(crate) async fn train(world: Rc<World>, run: usize, every: Duration) {
     }
 }
 
-/// A save by one rank alone, which nobody kills.
+/// Saves with one rank, which is not killed.
 pub(crate) async fn save_of_one(
     world: &Rc<World>,
     run: usize,
@@ -253,7 +253,7 @@ async fn one_rank(
     Ok(())
 }
 
-/// Somebody on one machine who makes files, renames and removes them, and wants locks that others want.
+/// Runs a process on one machine that makes files, renames and removes them, and wants locks that others want.
 pub(crate) async fn tinker(world: Rc<World>, machine: usize) {
     let mut number = 0;
     while !world.calm.get() {
@@ -306,7 +306,7 @@ async fn moves_a_directory(process: &Process, machine: usize, number: u64) -> Re
     process.makes_directory(new.as_bytes()).await?;
     let file = process.makes(format!("{new}/first").as_bytes(), true).await?;
     process.closes(file).await?;
-    // While it moves, nobody can say where it is.
+    // While the directory moves, its path is not known.
     let moving = process.world.truth.borrow_mut().names.remove(format!("{new}/first").as_bytes());
     process.call(Call::Rename { from: new.clone().into_bytes(), to: last.clone().into_bytes() }).await?;
     if let Some(moved) = moving {
@@ -327,7 +327,7 @@ async fn moves_a_directory(process: &Process, machine: usize, number: u64) -> Re
     process.closes(file).await
 }
 
-/// Somebody who looks at names that others made.
+/// Runs a process that looks up names that others made.
 pub(crate) async fn reader(world: Rc<World>) {
     loop {
         world.sleep(world.rng.between(Duration::from_millis(50), Duration::from_millis(700))).await;

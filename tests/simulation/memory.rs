@@ -47,7 +47,7 @@ impl Memory {
         }
     }
 
-    /// Another daemon begins on it: what was to be told is not known any more, and everything is.
+    /// Prepares for another daemon: it does not know which changes are unpublished, so it publishes everything.
     pub(crate) fn taken_up(&self) {
         self.tree.borrow_mut().forget_outgoing();
     }

@@ -84,7 +84,7 @@ pub(crate) struct Guard {
     node: Rc<Node>,
     held: Option<u64>,
     name: Option<(u64, Vec<u8>)>,
-    /// Nobody was asked: nobody could be.
+    /// Set if no coordinator was asked, because none could be.
     pub(crate) in_outage: bool,
 }
 
@@ -185,7 +185,7 @@ impl Access {
 }
 
 impl Node {
-    /// Leave at once, where nobody has to be asked.
+    /// Returns leave at once, if the coordinator need not be asked.
     fn try_enter(self: &Rc<Self>, access: &Access) -> Option<Guard> {
         let tree = self.memory.tree.borrow();
         let directory = tree.directory(access.directory())?;

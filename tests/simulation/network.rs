@@ -56,7 +56,7 @@ pub(crate) enum Letter {
     Read { token: [u8; 16] },
 }
 
-/// Why somebody says no.
+/// Reason of a refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// The asker, or the one who commands, was replaced.
@@ -154,13 +154,13 @@ fn carry(world: &Rc<World>, from: usize, to: usize, arrived: impl FnOnce(&Rc<Wor
     });
 }
 
-/// Asks, and waits for the answer. `None`: nobody knows whether it was heard.
+/// Asks, and waits for the answer. `None`: whether the request was heard is not known.
 pub(crate) async fn call(node: &Rc<Node>, to: usize, letter: Letter, most: Duration) -> Option<Answer> {
     let world = Rc::clone(&node.world);
     let from = node.from();
     let waiting = Rc::new(Waiting::default());
     let here = from.machine;
-    // A call is carried by a connection, which doubles nothing; whoever calls may, but nobody joins twice at once.
+    // A call is carried by a connection, which doubles nothing; the caller may repeat it, but no node joins twice at once.
     let is_join = matches!(&letter, Letter::Coordinator(bytes) if bytes.get(1) == Some(&0));
     let times = if is_join { 1 } else { copies(&world) };
     for _ in 0..times {

@@ -143,7 +143,7 @@ impl Node {
                     Some(holder) if holder.machine != self.machine => {
                         self.sit(Seat::There(holder.machine, holder.epoch));
                     }
-                    // Ours from before, or from a word that was lost: nobody has it until it ends.
+                    // The lease is ours from before, or from a lost answer: no node has it until it ends.
                     _ => {}
                 }
             }
@@ -162,7 +162,7 @@ impl Node {
             return;
         }
         self.memory.saw_epoch(epoch);
-        // Nobody hears what is done here meanwhile: the next coordinator is told everything.
+        // This node publishes nothing meanwhile, so the next coordinator gets everything.
         self.telling.borrow_mut().whole = true;
         self.world.note(|| format!("{} is the coordinator of epoch {epoch}", self.name()));
         self.world.count("term of a coordinator");
@@ -251,7 +251,7 @@ impl Node {
         self.take_members(joined.members.decode().expect("a list as it was told"));
         {
             let _turn = self.turn.take().await;
-            // Until everything is told again, nobody can say what is not here.
+            // Until everything is published again, the coordinator cannot call a name absent.
             self.telling.borrow_mut().whole = true;
         }
         self.world.note(|| format!("{} joined epoch {epoch}", self.name()));

@@ -18,7 +18,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// Before the outage, so that every node has saved and been heard.
 const USUAL: Duration = Duration::from_secs(90);
 const BETWEEN_SAVES: Duration = Duration::from_secs(20);
-/// The most that a save waits: for the seat's last beats, which are believed for a moment, and for one answer that does not come.
+/// Longest wait of a save: for the coordinator's last beats, which are believed for a moment, and for one answer that does not
+/// come.
 const NOTICED: Duration = Duration::from_secs(1);
 /// A save takes less.
 const LAST: Duration = Duration::from_secs(5);

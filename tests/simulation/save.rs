@@ -185,7 +185,7 @@ async fn document<T: Document>(node: &Rc<Node>, key: &Key) -> Result<Option<T>, 
 }
 
 impl Catalog {
-    /// Raises the epoch in Tier-3 to ours, and sees that nobody's is higher. Before this nothing is written there.
+    /// Raises the epoch in Tier-3 to ours, and checks that none is higher. Before this nothing is written there.
     pub(crate) async fn make_sure_of_epoch(&self) -> Result<(), SaveError> {
         let passing = |_| SaveError::Passing("the epoch was not raised".to_owned());
         let series = Series::Epoch.prefix();
@@ -284,7 +284,7 @@ impl Catalog {
         Ok(None)
     }
 
-    /// The part of one that is lost: from whoever keeps copies, under a key of our own.
+    /// Does the part of a lost node: with its files from any node that keeps copies, under a key of our own.
     async fn stand_in(
         self: &Rc<Self>,
         record: &Record,

@@ -131,7 +131,7 @@ impl Store {
         }
     }
 
-    /// Creates what is not there. False: somebody did.
+    /// Creates an object. False: the key exists.
     pub(crate) async fn create(
         node: &Rc<Node>,
         epoch: Epoch,
@@ -240,7 +240,7 @@ impl LeaseService {
     }
 }
 
-/// Asks the lease service. `None`: nobody knows.
+/// Asks the lease service. `None`: the result is not known.
 pub(crate) async fn ask_lease(node: &Rc<Node>, ask: LeaseAsk, most: Duration) -> Option<LeaseSays> {
     let world = Rc::clone(&node.world);
     let from = node.machine;

@@ -13,7 +13,8 @@ use tidemark_protocol::file::{FileEvent, FileFate, Seal};
 use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation};
 use tidemark_protocol::layout::CHUNK_BYTES;
 
-/// Operations kept while nobody takes them; beyond it everything is told. Small, so that it happens.
+/// Operations kept while no coordinator takes them; beyond it everything is published. Small, so that it
+/// happens.
 const OPERATIONS_MAX: usize = 256;
 
 /// In the last chunk of each file: less than a chunk, so that sizes are not all round.
@@ -240,7 +241,7 @@ impl Tree {
         touched.into_iter().for_each(|file| self.touch(file));
     }
 
-    /// Freezes what nobody writes. The seal, where there is one now.
+    /// Seals a file without writers. Returns the seal, if there is one now.
     pub(crate) fn seal(&mut self, file: FileId) -> Option<Seal> {
         let own = self.own.get_mut(&file)?;
         own.fate.step(FileEvent::Tested { mapped: false }).ok()?;
@@ -366,7 +367,7 @@ impl Tree {
         }
     }
 
-    /// Brings a name to what the coordinator says of it, unless it changed here after so many operations.
+    /// Brings a name to the coordinator's state of it, unless it changed here after this number of operations.
     pub(crate) fn settle_name(&mut self, path: &[u8], found: Option<&NodeState>, asked_at: u64) {
         if self.recent.get(path).is_some_and(|last| *last > asked_at) {
             return;

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::time::Duration;
 use tidemark_protocol::id::{Incarnation, NodeName, StartId};
 
-/// Lines kept for whoever looks at a failure.
+/// Log lines kept for the examination of a failure.
 const LOG_LINES: usize = 400;
 /// The same where one seed is run.
 const LOG_LINES_OF_ONE: usize = 200_000;

@@ -34,7 +34,8 @@ fn a_handle_closed_while_the_daemon_is_away_is_closed_and_not_cut() {
     }
 }
 
-/// Goal: the address of commands that somebody took while no daemon served costs no mount. Method: the keeper stands still meanwhile.
+/// Goal: another process takes the address of commands while no daemon serves, which costs no mount. Method: the keeper stands still
+/// meanwhile.
 #[test]
 fn an_address_that_somebody_took_costs_no_mount() {
     let Some(daemon) = start("256MiB") else { return };

@@ -92,8 +92,8 @@ fn kill_again_and_again(daemon: &Daemon, load: &Workload, kills: u32, rename_dea
             assert!(Instant::now() < deadline, "no moment with a write, an open and a rename unanswered");
         };
         process::signal(pid, Signal::KILL);
-        // Requests that are still unanswered when nobody is there to answer were unanswered at the kill. A write passes the
-        // daemon: that it was under way is all that can be said.
+        // Requests that are still unanswered once the daemon is gone were unanswered at the kill. A write passes the daemon,
+        // so nothing more is known than that it was under way.
         let gone = process::until(DENSE_LIMIT, || (daemon.serving_pid() != Some(pid)).then_some(()));
         assert!(gone.is_some(), "daemon {pid} outlives SIGKILL");
         let [_, opens, renames] = kinds.map(|kind| load.unanswered(kind));

@@ -173,7 +173,7 @@ fn systemd_s_descriptor_store_takes_the_keeper_s_place() {
         assert_eq!(status(&unit)["pid"], daemon.id(), "there is no keeper between");
         daemon.kill().unwrap();
         daemon.wait().unwrap();
-        // Whoever asks for a name now waits for the unit's next start.
+        // A process that asks for a name now waits for the unit's next start.
         let waiting = std::thread::spawn({
             let path = path.clone();
             move || fs::metadata(path).unwrap().len()

@@ -198,7 +198,7 @@ fn maps(directory: &Path, stop: &AtomicBool, inside: &Inside) {
     }
 }
 
-/// Opens, looks at, lists.
+/// Opens, stats and lists.
 fn reads(directory: &Path, stop: &AtomicBool, inside: &Inside) {
     let path = directory.join("config.json");
     inside.call("writing", || fs::write(&path, b"{}"));

@@ -94,9 +94,8 @@ impl Life {
 
     /// Kills every rank at a moment of that kind, at the save of `step` or later.
     ///
-    /// The ranks are stopped first and looked at: so it is known whether the moment was inside a save, and where it was
-    /// not and should have been they go on.
-    /// Where `passes` says that nothing can be known of a moment, the hunt goes on as well.
+    /// The ranks are stopped first and examined: so it is known whether the moment was inside a save. If it should have been and
+    /// was not, they go on. If `passes` says that nothing can be known of a moment, the hunt goes on as well.
     pub(super) fn killed(
         mut self,
         step: u64,

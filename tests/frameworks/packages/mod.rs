@@ -189,7 +189,7 @@ fn comes_back(package: &Package) {
             if kill % BETWEEN_ONE_IN == BETWEEN_ONE_IN - 1 { Moment::Between } else { Moment::InsideSave };
         let run = daemon.mount().join(package.name);
         let passes = || (package.between_chairs)(&run);
-        // The first save of all stays in sight when it is torn: a job has to fail on it, and not to begin anew unnoticed.
+        // The first save of all stays visible when it is torn: a job has to fail on it, and not to start over unnoticed.
         let first = resumed + 1 + u64::from(resumed == 0);
         let (found, killed) = life.killed(first + dice.within(0..2), moment, pace, &mut dice, passes);
         assert_same(package, seed, &found, &truth);

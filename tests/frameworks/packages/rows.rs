@@ -62,7 +62,7 @@ fn torch_checkpointing() {
     comes_back(&Package { name: "torch-checkpointing", script: "torch_checkpointing_saves.py", ..TWO_RANKS });
 }
 
-/// Has no index of the whole: each rank has its own, and nobody says that all are there.
+/// Has no index of the whole: each rank has its own, and nothing says that all are there.
 #[test]
 fn torch_distributed_checkpoint_without_collectives() {
     comes_back(&Package { name: "dcp-alone", script: "dcp_alone.py", ..TWO_RANKS });
@@ -96,7 +96,7 @@ fn peft_adapters() {
         script: "peft_adapters.py",
         between_saves_s: LONG_ENOUGH_TO_COMMIT_S,
         kills: KILLS_OF_A_SIBLING,
-        // A card alone goes out of sight within a second or two; a node that is lost before brings it back.
+        // A card alone is hidden within a second or two; a node that is lost before brings it back.
         between_chairs: |run| {
             let checkpoints = names(run).into_iter().map(|checkpoint| run.join(checkpoint));
             let mut checkpoints = checkpoints.filter(|checkpoint| {

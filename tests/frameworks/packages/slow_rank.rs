@@ -1,4 +1,4 @@
-//! DeepSpeed's `latest` is written by rank 0, which waits for nobody: it can name a step that lacks a rank's file.
+//! DeepSpeed's `latest` is written by rank 0 without a barrier: it can name a step that lacks a rank's file.
 //!
 //! Owns: a rank that is late with its file, the kill in that moment, the checkpoint that the resumed job finds.
 
@@ -46,7 +46,7 @@ fn deepspeed_resumes_where_latest_named_a_step_that_lacks_a_rank() {
     let (found, _) = life.ends();
     assert_same(&well, 0, &found, &truth);
     assert!(found.iter().all(|rank| rank.contains_key(&STEPS)));
-    // Saved anew, it is whole, and what was torn is of no use any more.
+    // Once the step is saved again and whole, the torn files are of no use any more.
     daemon.flush();
     process::until(DROPPED_LIMIT, || (!torn.exists()).then_some(())).expect("it is dropped");
     assert_eq!(fs::read_to_string(run.join("latest")).expect("a tracker"), format!("global_step{STEPS}"));

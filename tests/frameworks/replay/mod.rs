@@ -15,7 +15,7 @@ use orders::Framework;
 use tidemark_tests::daemon::Daemon;
 use tidemark_tests::{machine, process};
 
-/// The daemon looks at who lives of a session once a second.
+/// The daemon checks once a second which processes of a session live.
 const FOUND_LIMIT: Duration = Duration::from_secs(40);
 /// Several of those looks: what is right by then stays so.
 const STAYS: Duration = Duration::from_millis(2500);

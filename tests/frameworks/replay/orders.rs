@@ -122,7 +122,7 @@ pub(crate) const TORCHTITAN: Framework = Framework {
     },
 };
 
-/// ZeRO: `latest` is written by rank 0, which waits for nobody.
+/// ZeRO: rank 0 writes `latest` without a barrier.
 pub(crate) const DEEPSPEED: Framework = Framework {
     name: "deepspeed",
     ranks: 2,

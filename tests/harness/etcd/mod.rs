@@ -162,7 +162,7 @@ impl Etcd {
         assert!(self.is_serving(), "etcd: {}", machine::tail(&self.folder.path().join("log"), 20));
     }
 
-    /// Deletes a key, as somebody with the wrong idea would.
+    /// Deletes a key, as a mistaken administrator would.
     pub fn delete(&self, key: &str) {
         let key = base64::engine::general_purpose::STANDARD.encode(key);
         let answer =

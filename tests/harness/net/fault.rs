@@ -31,7 +31,7 @@ pub struct Fault {
     table: String,
 }
 
-/// A link carries no more than so many bits per second, each way. Dropped: it carries what it can.
+/// A link with this limit of bits per second, each way. Dropped: the limit ends.
 #[derive(Debug)]
 #[must_use = "the limit ends when this is dropped"]
 pub struct Limit {
@@ -56,7 +56,7 @@ impl Host {
         self.fault(&[from_to(self, other)])
     }
 
-    /// Nothing goes to this host or comes from it, as when a machine loses its power: nobody is told.
+    /// Drops everything to and from this host, as when a machine loses its power: no host is notified.
     pub fn isolate(&self) -> Fault {
         let (port, address) = (&self.0.port, self.address());
         self.fault(&[
@@ -86,7 +86,8 @@ impl Host {
         ])
     }
 
-    /// Each way, so many bits per second and no more. Below a megabit TCP has no room for two packets; refused.
+    /// Limits the host's link to this many bits per second, each way. A limit below a megabit is refused: TCP would have no
+    /// room for two packets.
     pub fn bandwidth(&self, bits_per_s: u64) -> Limit {
         assert!(bits_per_s >= 1_000_000, "{bits_per_s} bit/s is less than a megabit per second");
         let burst_bytes = (bits_per_s / 8 * BURST_MS / 1000).max(BURST_BYTES_MIN);

@@ -150,8 +150,8 @@ impl Namespace {
         }
     }
 
-    /// Descriptors of the processes in it that are not held yet. A pid can be given to another process at any moment, a
-    /// descriptor cannot; so the namespace is looked at once more when there is one.
+    /// Opens descriptors of the processes in it that are not held yet. A pid can be given to another process at any
+    /// moment, a descriptor cannot; so the namespace is checked once more when there is a descriptor.
     fn hold(&self, held: &BTreeMap<u32, OwnedFd>) -> BTreeMap<u32, OwnedFd> {
         let fresh = self.processes().into_iter().filter(|pid| !held.contains_key(pid));
         let opened = fresh.filter_map(|pid| {
@@ -165,7 +165,7 @@ impl Namespace {
     pub(super) fn remove(&self) -> Result<(), String> {
         let killed = self.kill_all();
         let said = Command::new("ip").args(["netns", "del", &self.name]).output();
-        // Two processes may remove what a third left behind: who comes second is told so, and waits for the first.
+        // Two processes may remove what a third left behind: the second gets an error, and waits for the first.
         let gone = process::until(TOOL_LIMIT, || (!self.is_named()).then_some(()));
         gone.ok_or_else(|| format!("{} cannot be removed: {said:?}", self.name))?;
         killed.map(drop)

@@ -79,7 +79,7 @@ pub enum FaultEffect {
     SlowBody,
     /// The request takes effect, and the connection is closed without an answer.
     DropConnection,
-    /// A listing without the newest so many objects below its prefix.
+    /// A listing without this many of the newest objects below its prefix.
     ListWithoutNewest(usize),
     /// A listing that still has what was deleted.
     ListWithDeleted,

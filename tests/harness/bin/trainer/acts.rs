@@ -13,7 +13,7 @@ use tidemark_tests::campaign::page::{Act, Page};
 
 use crate::calls;
 
-/// Something failed and was told, or there is nobody left to tell: the trainer ends.
+/// A failure that was reported, or that no auditor is left to hear: the trainer ends.
 #[derive(Debug)]
 pub(crate) struct Stop;
 

@@ -20,7 +20,7 @@ use tidemark_tests::campaign::page::{Asked, Page};
 
 use crate::acts::{Stop, Trainer};
 
-/// How often a paused trainer looks at its page.
+/// Interval at which a paused trainer reads its page.
 const POLL: Duration = Duration::from_millis(2);
 
 fn main() -> ExitCode {
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         Ok(page) => page,
         Err(error) => return refuse(&format!("{page}: {error}")),
     };
-    // A campaign that is ended leaves nobody behind who writes.
+    // A campaign that is ended leaves no writer behind.
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return refuse(&format!("prctl: {error}"));
     }

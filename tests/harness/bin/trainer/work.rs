@@ -20,7 +20,7 @@ const RING: u64 = 3;
 /// Long enough in one write(2) to be met there.
 const BULK_BYTES: usize = 24 * MIB + 1;
 const BULK_RING: u64 = 2;
-/// A log longer than this is begun anew.
+/// Size from which a log starts over.
 const LOG_BYTES_MAX: usize = 2 * MIB;
 /// Alignment that O_DIRECT asks for, where it asks for any.
 const SECTOR_BYTES: usize = 4096;
