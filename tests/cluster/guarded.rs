@@ -69,8 +69,8 @@ impl Site {
     }
 }
 
-/// Goal: two nodes form a cluster through an etcd that asks for all it can ask for. A node with a wrong password, one without a user, and
-/// one that trusts another authority do not start and say why. When the password was changed, and the coordinator is lost after that, the other node
+/// Goal: two nodes form a cluster through an etcd with all its checks. A node with a wrong password, one without a user, and one that
+/// trusts another authority do not start and say why. If the password was changed, and the coordinator is lost after that, the other node
 /// still takes its place.
 #[test]
 fn an_etcd_with_tls_client_certificates_and_users_carries_a_cluster() {

@@ -369,9 +369,9 @@ fn memory_of_what_was_removed_comes_back_on_every_node() {
     }
 }
 
-/// Goal: a create that waits for its node's memory keeps no other node waiting, and finds what that one made meanwhile. Method: open files fill a
-/// node's memory, in a directory that it has alone, until a create there waits. Then another node makes a directory in it, and the name that is
-/// waited for.
+/// Goal: a create that waits for its node's memory keeps no other node waiting, and finds what another node made meanwhile. Method: open
+/// files fill a node's memory, in a directory that it has alone, until a create there waits. Then another node makes a directory in it, and
+/// the name that is waited for.
 #[test]
 fn a_create_that_waits_for_memory_keeps_no_other_node_waiting() {
     const STILL: Duration = Duration::from_secs(2);

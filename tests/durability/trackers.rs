@@ -13,7 +13,7 @@ use tidemark_tests::{machine, process, tier3};
 use crate::shield::{Rank, SHIELD_LIMIT, STAYS};
 use crate::site::{CONFIG, MIB, assert_holds, names, noise, options, save, start};
 
-/// SIGTERM ends every rank with status 0 in the middle of a save. Its files are the user's and stay, but no job can load them.
+/// SIGTERM ends every rank with status 0 in the middle of a save. The files are the user's and stay, but no job can load them.
 #[test]
 fn a_tracker_names_no_save_that_lacks_files_although_every_rank_ended_well() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };

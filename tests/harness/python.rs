@@ -134,8 +134,8 @@ impl Python {
         self
     }
 
-    /// The same for many starts of one script on as many ranks: each forks from a process that has its packages loaded. To everybody outside it is a
-    /// process as any other.
+    /// The same for many starts of one script on as many ranks: each forks from a process that has its packages loaded. From outside it is
+    /// a process as any other.
     #[must_use]
     pub fn forking(mut self, world: usize, script: &Path) -> Self {
         let mut command = Command::new(&self.interpreter);

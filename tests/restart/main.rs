@@ -43,7 +43,7 @@ const PARTS: u64 = 3;
 const OPERATIONS: u64 = 20;
 /// Threads that carry sequences on.
 const THREADS: u64 = 2;
-/// Between two looks how far the operations are; a kill comes so much late at most.
+/// Interval between two checks of the operations' progress; a kill comes late by this much at most.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
 /// Quick to settle, so that bytes leave while operations go on.

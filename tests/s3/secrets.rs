@@ -1,4 +1,4 @@
-//! Credentials and encryption: the environment's settings reach the store, and nobody else sees any of them.
+//! Credentials and encryption: the environment's settings reach the store, and no other reader sees them.
 //!
 //! Owns: a planted secret, everything that a person or a program can read of Tidemark, the headers of encryption. Does not own:
 //! which sources of credentials there are (engine, `store::s3::config`).

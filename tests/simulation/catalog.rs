@@ -271,8 +271,8 @@ impl Catalog {
     }
 
     /// Takes directories back after an outage. A node may have made something in a directory that another node has alone. The
-    /// other node does not know of it, and gives the directory back. This comes after the answer, because two nodes may have done
-    /// so to each other.
+    /// other node does not know of it, and gives the directory back. The answer comes first, because two nodes may have done so
+    /// to each other.
     fn take_back(self: &Rc<Self>, from: &NodeLife, publication: &Publication) {
         let now = self.node.world.now();
         let changed = publication.operations.iter().flat_map(|operation| match operation {

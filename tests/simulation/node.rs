@@ -24,7 +24,7 @@ use tidemark_protocol::id::{Epoch, FileId, SealNumber, StartId};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::{Cure, Heard, Life, View};
 
-/// Between two tries to have the lease, and two renewals.
+/// Interval between two tries to have the lease, and between two renewals.
 const LEASE_EVERY: Duration = Duration::from_millis(200);
 const RENEW_EVERY: Duration = Duration::from_millis(500);
 const LEASE_DEADLINE: Duration = Duration::from_millis(400);

@@ -1,6 +1,7 @@
 //! Single things that may be in the way when a daemon dies.
 //!
-//! Owns: the keeper killed alone, signals that mean nothing, a daemon that hangs, handles closed meanwhile, very many open files, flipped bytes, kills while resuming.
+//! Owns: the keeper killed alone, signals that mean nothing, a daemon that hangs, handles closed meanwhile, very many open files, flipped
+//! bytes, kills while resuming.
 
 use crate::{pattern, start};
 use rustix::process::Signal;

@@ -108,7 +108,7 @@ pub(crate) fn run(bench: BenchMount<'_>) -> anyhow::Result<BenchReport> {
 /// The file in each of the folders.
 const FILE: &str = "file";
 
-/// A folder of this process in each place. Whoever removes them ends the measurement: no file is made where its folder is gone.
+/// A folder of this process in each place. Removing one ends the measurement: no file is made where its folder is gone.
 #[derive(Debug, Clone)]
 pub(crate) struct Places {
     mount: PathBuf,

@@ -36,7 +36,7 @@ fn main() -> std::process::ExitCode {
         Ok(code) => code,
         Err(failure) => {
             let code = failure.exit_code();
-            // Nobody reads stdout any more: as with any filter, that is not an error.
+            // The reader of stdout is gone: as with any filter, that is not an error.
             if code != ExitCode::Done {
                 // Without stderr there is nowhere left to say it; the exit status still does.
                 let _ = writeln!(anstream::stderr(), "ckptctl: {}", text::chain(&failure));

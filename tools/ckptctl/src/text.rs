@@ -48,7 +48,7 @@ pub(crate) fn step(step: Option<Step>) -> String {
     step.map_or_else(|| "-".to_owned(), |step| step.to_string())
 }
 
-/// The end of a sentence that says why, where somebody knows.
+/// Returns the end of a sentence with the reason, if one is known.
 pub(crate) fn because(why: Option<&str>) -> String {
     why.map_or_else(String::new, |why| format!(": {}", clean(why)))
 }

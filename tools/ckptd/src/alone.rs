@@ -27,13 +27,13 @@ const FOLDER: &str = ".tidemark/alone/";
 const TIMES: LeaseTimes = LeaseTimes { term: Duration::from_secs(20), margin: Duration::from_secs(5) };
 pub(crate) const SIGN_EVERY: Duration = Duration::from_secs(7);
 
-/// Between two looks at a holder that may be dead.
+/// Interval between two checks of a holder that may be dead.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How long an end waits for Tier-3 to take that this daemon is gone.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A process, told apart from a later one of the same number.
+/// A process, distinguished from a later one of the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Process {
     pid: u32,
@@ -120,8 +120,8 @@ fn runs(process: Process) -> bool {
     start_ticks(process.pid) == Some(process.start_ticks)
 }
 
-/// The sign of life that this process gave last, where it has taken a Tier-3 and not given it back. Whoever ends a start has it besides
-/// [`Alone`], which may be dropped in the middle of one.
+/// The last sign of life of this process, if it has taken a Tier-3 and not given it back. The code that ends a start has the sign
+/// besides [`Alone`], which may be dropped in the middle of a start.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sign(Arc<Mutex<Option<StoreLease>>>);
 
@@ -180,7 +180,7 @@ impl Alone {
                 }
                 Turn::Theirs { holder, wait, .. } => (holder, wait),
             };
-            // Each sign of life begins the wait anew.
+            // Each sign of life starts the wait over.
             let spoke = shortest.is_some_and(|shortest| wait > shortest);
             if life(&holder) == Life::Lives || spoke {
                 return Err(refusal(&holder, &store.describe()));
@@ -208,7 +208,7 @@ impl Alone {
                 Err(format!("{} took this Tier-3 over; stop one of the two", shown(&holder)))
             }
             Err(error) => {
-                // A Tier-3 that is away is told elsewhere.
+                // A Tier-3 that is away is reported elsewhere.
                 tracing::debug!(error = &error as &dyn std::error::Error, "no sign of life was given");
                 Ok(())
             }
@@ -216,7 +216,7 @@ impl Alone {
         }
     }
 
-    /// Ends in order: nobody needs to wait.
+    /// Ends in order, so that no successor waits.
     pub(crate) async fn release(self) {
         self.sign.give_back().await;
     }

@@ -264,7 +264,7 @@ impl Daemon {
         self.node.list(known(place, is_known)?, request.all).await.ok_or_else(stopped)
     }
 
-    /// Where each run stands, by whoever decides.
+    /// Returns the state of each run, from the node that decides.
     pub(crate) async fn runs(&self) -> Result<Vec<RunStatus>, ApiError> {
         if self.decides() == Decides::Here {
             return Ok(self.node.standing().await.ok_or_else(stopped)?.runs);
@@ -554,7 +554,7 @@ impl NodeApi for Daemon {
 
     fn metrics_text(&self) -> String {
         let metrics = &self.node.shared().metrics;
-        // While the loop hangs nobody else sets it. Before the mount serves nothing is told again and again.
+        // While the loop hangs no other code sets it. Before the mount serves, no status is published repeatedly.
         if self.mounted.get().is_some() && self.told.silence(Instant::now()).is_some() {
             metrics.problem.get_or_create(&[("code", ProblemCode::NoAnswer.word())]).set(1);
         }
@@ -578,8 +578,8 @@ impl NodeApi for Daemon {
         self.told.problems(Instant::now()).iter().map(line_of).collect()
     }
 }
-/// Binds where commands come. An address that somebody took while no daemon served costs no mount: unless this daemon is the `first`, another
-/// port is taken then.
+/// Binds the addresses of commands. If another process took an address while no daemon served, that costs no mount: unless this daemon is
+/// the `first`, another port is taken then.
 pub(crate) async fn bind(socket: &Path, http: SocketAddr, first: bool) -> Result<Server, Failure> {
     let failed = |error| Failure::failed(anyhow::Error::new(error).context("commands cannot be served"));
     match Server::bind(socket, http).await {

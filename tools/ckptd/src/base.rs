@@ -1,6 +1,6 @@
 //! Memory and names of this node: made fresh, or gone on with after a daemon that died.
 //!
-//! Owns: the order in which the two come up, and that memory nobody goes on with is removed. Does not own: either of them
+//! Owns: the order in which the two come up, and the removal of memory without a successor. Does not own: either of them
 //! (engine), the mount (`up`).
 
 use crate::cli::Failure;
@@ -40,7 +40,7 @@ impl OwnMemory {
         self.is_kept.store(true, Ordering::Release);
     }
 
-    /// Nobody goes on with it.
+    /// Marks the memory for removal, because no next daemon goes on with it.
     pub(crate) fn let_go(&self) {
         self.is_kept.store(false, Ordering::Release);
     }

@@ -15,7 +15,7 @@ use tidemark_keeper::{Inherited, Kept, Plan, UpgradeError, names};
 use tidemark_protocol::id::NodeName;
 use tidemark_protocol::report::ExitCode as ProcessExit;
 
-/// Where the configuration lies when nobody says otherwise; absent is fine there.
+/// Path of the configuration without another choice; absent is fine there.
 const CONFIG_DEFAULT: &str = "/etc/tidemark/ckptd.toml";
 
 /// Saves checkpoints to memory through a mount, and drains them to a durable tier.
@@ -72,10 +72,12 @@ pub(crate) struct Up {
     /// Where the coordinator is: embedded, or NODE@HOST:PORT [default: embedded].
     #[arg(long, value_name = "WHERE")]
     pub(crate) coordinator: Option<String>,
-    /// For several nodes: the etcd whose lease makes one of them the coordinator, http[s]://HOST:PORT[,…]/PREFIX. User and certificates for it stand in the configuration, in [etcd].
+    /// For several nodes: the etcd whose lease makes one of them the coordinator, http[s]://HOST:PORT[,…]/PREFIX. User and certificates for
+    /// it stand in the configuration, in [etcd].
     #[arg(long, value_name = "URL", conflicts_with = "lease")]
     pub(crate) etcd: Option<String>,
-    /// The coordinator's lease of a node that is alone: file:PATH or tier3 [default: a lock file in the state directory]. etcd://… is the older spelling of --etcd http://….
+    /// The coordinator's lease of a node that is alone: file:PATH or tier3 [default: a lock file in the state directory]. etcd://… is the
+    /// older spelling of --etcd http://….
     #[arg(long, value_name = "LEASE")]
     pub(crate) lease: Option<String>,
     /// Where peers reach this node [default: where it listens].
@@ -296,7 +298,7 @@ fn keep(settings: &Settings) -> Result<ExitCode, Failure> {
 }
 
 fn serve_kept(build: Build, up: &Up, settings: Settings, inherited: Inherited) -> Result<ExitCode, Failure> {
-    // Started by the number of a descriptor, which says nothing to who looks at processes.
+    // Started by the number of a descriptor, which is meaningless in a list of processes.
     if let Err(error) = rustix::thread::set_name(c"ckptd") {
         tracing::debug!(%error, "the process keeps its name");
     }
@@ -315,7 +317,7 @@ fn serve_kept(build: Build, up: &Up, settings: Settings, inherited: Inherited) -
         .context("threads cannot be started")
         .map_err(Failure::failed)?;
     let result = runtime.block_on(crate::up::up(build.version, up, settings, inherited));
-    // Blocking work that nobody waits for any more (a slow store) must not hold the end back.
+    // Abandoned blocking work (a slow store) must not hold the end back.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     let code = if result? { ProcessExit::Done } else { ProcessExit::Failed };
     Ok(ExitCode::from(code.number()))

@@ -16,13 +16,13 @@ use tidemark_protocol::report::path_text;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// An answer takes milliseconds where there is one.
+/// Limit for states: an answer takes milliseconds where there is one.
 const STATES_TOLD_WITHIN: Duration = Duration::from_secs(1);
 
-/// Between two tries to tell the coordinator what was done last.
+/// Interval between two tries to notify the coordinator of the last changes.
 const TELL_AGAIN: Duration = Duration::from_millis(100);
 
-/// Names in the log of those that the coordinator was not told of: enough to see which job it was.
+/// Names in the log among those that the coordinator does not know: enough to see which job it was.
 const UNTOLD_SHOWN: usize = 8;
 
 /// How long the loop of a node that decides has to say at its limit what is not durable.
@@ -118,8 +118,8 @@ async fn drain_all(daemon: &Daemon, limits: Limits) -> bool {
     outcome.pending.is_empty()
 }
 
-/// The rule of a member: waits until everything that was sealed here is in Tier-3, as far as the coordinator commits it, and the coordinator has
-/// been told what was done to names; true when all of it is so.
+/// Drains by the rule of a member: waits until every file sealed here is in Tier-3, as far as the coordinator commits it, and the
+/// coordinator knows all changes of names. Returns true when all of that is so.
 async fn drain_member(shared: &Shared, give_up: Instant) -> bool {
     shared.lift_pace_of_copies();
     let mut refused = false;
@@ -134,7 +134,7 @@ async fn drain_member(shared: &Shared, give_up: Instant) -> bool {
             return tell_the_last(shared, give_up).await;
         }
         if left == 0 {
-            // Once more, without a close that nobody would wait for.
+            // Once more, without a close that no drain would wait for.
             shared.namespace.refuse_writers();
             refused = true;
             continue;
@@ -147,11 +147,11 @@ async fn drain_member(shared: &Shared, give_up: Instant) -> bool {
     }
 }
 
-/// Tells the coordinator what programs did here last: in a directory that this node has alone they did not wait for that, and it ends with this
-/// node's memory. True when all of it is told.
+/// Publishes the last changes of programs here to the coordinator. In a directory that this node has alone, programs did not wait for that,
+/// and their changes end with this node's memory. Returns true when all are published.
 async fn tell_the_last(shared: &Shared, give_up: Instant) -> bool {
     let (Some(cluster), namespace) = (shared.cluster.get(), &shared.namespace) else { return true };
-    // States besides are told once: of what is in Tier-3 they say little that is not there, and the coordinator may have ended before.
+    // States besides are published once: of files in Tier-3 they add little, and the coordinator may have ended before.
     let once = give_up.min(Instant::now() + STATES_TOLD_WITHIN);
     let told = tokio::time::timeout_at(once, cluster.publish()).await;
     if let Err(error) = told.unwrap_or(Err(Away::Late(STATES_TOLD_WITHIN))) {

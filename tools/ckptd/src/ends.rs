@@ -43,11 +43,11 @@ pub(crate) fn keeper_gone(keeper: &Keeper) -> std::io::Result<tokio::sync::onesh
         Some(socket) => {
             std::thread::Builder::new().name("keeper-watch".to_owned()).spawn(move || {
                 wait_for_hangup(&socket);
-                // Nobody listens any more when the daemon is ending anyway.
+                // The receiver is gone when the daemon is ending anyway.
                 let _ = tell.send(());
             })?;
         }
-        // Never told: systemd ends this process itself.
+        // Never sent: systemd ends this process itself.
         None => std::mem::forget(tell),
     }
     Ok(gone)
@@ -56,7 +56,7 @@ pub(crate) fn keeper_gone(keeper: &Keeper) -> std::io::Result<tokio::sync::onesh
 pub(crate) fn wait_for_hangup(socket: &OwnedFd) {
     use rustix::event::{PollFd, PollFlags, poll};
     loop {
-        // The end of the other side is always told, and nothing else is asked for.
+        // The end of the other side is always reported, and nothing else is asked for.
         let mut watched = [PollFd::new(socket, PollFlags::empty())];
         match poll(&mut watched, None) {
             Ok(_) => return,

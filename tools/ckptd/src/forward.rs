@@ -324,7 +324,8 @@ impl Daemon {
         Ok(answer)
     }
 
-    /// A round of another node's flush. Refused while this coordinator has not heard everybody, and where nobody decides in time.
+    /// Runs a round of another node's flush. Refused while this coordinator has not heard all nodes, and if checkpoints are not decided in
+    /// time.
     async fn flush_for_others(&self, request: FlushRequest) -> Result<Result<Flush, ApiError>, Refusal> {
         let unavailable = |why: &str| Refusal::new(LinkErrorKind::Unavailable, why);
         if self.node.shared().cluster.get().is_some_and(|cluster| cluster.hears_still()) {

@@ -34,7 +34,7 @@ impl DaemonHost {
         Self { namespace, threads, engine, begun, runtime, files: Mutex::default(), cluster: OnceLock::new() }
     }
 
-    /// From now on there is somebody to fetch.
+    /// Enables fetching from now on.
     pub(crate) fn begin(&self, engine: Arc<Shared>) {
         *self.engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(engine);
         self.begun.notify_all();

@@ -14,11 +14,11 @@ use tidemark_engine::cluster::Cluster;
 use tidemark_protocol::id::NodeName;
 use tidemark_protocol::membership::MemberList;
 
-/// Between two tries to write the list: each that fails may be a line in the log.
+/// Interval between two tries to write the list: each that fails may be a line in the log.
 const WRITE_AGAIN: Duration = Duration::from_secs(1);
 
-/// The members that the daemon before this one knew. `address`: where this node `own` is reached now. A list that cannot be read counts as
-/// empty: then nobody is awaited.
+/// Returns the members that the daemon before this one knew. `address`: where this node `own` is reached now. A list that cannot be read
+/// counts as empty: then no node is awaited.
 pub(crate) fn members_before(state_dir: &StateDir, own: &NodeName, address: &str) -> MemberList {
     let before = state_dir.last_members().unwrap_or_else(|error| {
         tracing::warn!(error = format!("{error:#}"), "the members of before are not known; none is awaited");
@@ -36,8 +36,8 @@ fn taken_up(mut before: MemberList, own: &NodeName, address: &str) -> MemberList
     before
 }
 
-/// Writes whom the next daemon is to await, at each change of the members, until dropped. At most some hundred bytes for each of them, and as
-/// often as all are told of changes.
+/// Writes the nodes that the next daemon is to await, at each change of the members, until dropped. At most some hundred bytes for each of
+/// them, at each notice of changes to all nodes.
 pub(crate) async fn keep_members(catalog: Arc<Catalog>, cluster: Arc<Cluster>, state_dir: StateDir) {
     let mut members = cluster.watch_members();
     let mut said = String::new();

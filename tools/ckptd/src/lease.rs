@@ -22,7 +22,7 @@ const LEASE_PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) enum Lease {
     File(FileLease),
     Store(Box<StoreLease>, Epoch),
-    /// Another node is the coordinator, or whichever the lease in an etcd names (`seat`).
+    /// Another node is the coordinator, or the holder of a lease in an etcd (`seat`).
     Elsewhere,
 }
 

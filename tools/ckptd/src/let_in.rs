@@ -6,14 +6,14 @@ use crate::cli::Failure;
 use std::time::{Duration, Instant};
 use tidemark_engine::cluster::{Cluster, NotIn};
 
-/// A refusal that lasts for so long is the answer: an earlier life of this node is declared gone by then, and what a person replaces is
-/// replaced.
+/// Time from which a lasting refusal is the answer. By then an earlier life of this node is declared gone, and a person has finished a
+/// replacement.
 const REFUSED_FOR: Duration = Duration::from_secs(5);
 
-/// Between two times that a start says what it waits for.
+/// Interval between two log lines about what a start waits for.
 const SAY_EVERY: Duration = Duration::from_secs(5);
 
-/// Between two looks whether a coordinator has let this node in.
+/// Interval between two checks whether a coordinator has let this node in.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Waits until a coordinator has let this node in, or it is the coordinator itself: a mount that cannot look a name up does not serve.

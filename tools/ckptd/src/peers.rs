@@ -43,7 +43,7 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Where the settings say that the coordinator is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Nobody else is spoken with.
+    /// The node has no link to other nodes.
     Alone,
     /// The coordinator is this node, and others may come.
     Coordinator,
@@ -222,7 +222,7 @@ impl Peers {
         }));
     }
 
-    /// Takes the seat, or follows whoever has it. The tasks end with the runtime.
+    /// Takes the coordinator role, or follows the coordinator. The tasks end with the runtime.
     pub(crate) fn begin(&self, shared: &Arc<Shared>, epoch: Epoch, version: &str, state_dir: &StateDir) {
         let settings = &shared.settings;
         let presence = self.presence(shared, version);
@@ -232,7 +232,7 @@ impl Peers {
                 let cluster = &self.cluster;
                 let stored = members_before(state_dir, &cluster.life.node, &presence.address);
                 let terms = Terms { stored, ..terms(settings) };
-                // Nobody else was the coordinator since this tree was the catalog, and Tier-3 has been read where it is a new one.
+                // No other node was the coordinator since this tree was the catalog, and Tier-3 has been read if the tree is new.
                 let before = Before::Own(None);
                 let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before);
                 cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));

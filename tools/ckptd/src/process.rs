@@ -8,8 +8,9 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior, umask};
 /// Rights that other users never get to a file that this process makes, whatever umask it was started with.
 const OTHERS_WRITE: Mode = Mode::WGRP.union(Mode::WOTH);
 
-/// To kill this process frees next to nothing: Tier-1 is not its own memory, and every job on the node waits until the next
-/// daemon serves. Not -1000: in a cgroup where nothing else can be killed the kernel must find somebody.
+/// Score against the kernel's killer. To kill this process frees next to nothing: Tier-1 is not its own memory, and every job on
+/// the node waits until the next daemon serves. Not -1000: in a cgroup with nothing else to kill, the kernel must find a
+/// process.
 const OOM_SCORE_ADJ: &str = "-900";
 const OOM_FILE: &str = "/proc/self/oom_score_adj";
 

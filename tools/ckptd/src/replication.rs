@@ -10,7 +10,7 @@ use tidemark_namespace::FileState;
 use tidemark_protocol::cluster::wire::{Member, Members, Standing};
 use tidemark_protocol::report::{Problem, ProblemCode, ReplicationStatus};
 
-/// Files are counted at most so often: all of them are looked at.
+/// Interval between two counts of files, which examine all of them.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
 /// The last count.

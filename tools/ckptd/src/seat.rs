@@ -28,7 +28,7 @@ use tidemark_store::probe;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
-/// How often the lease is looked at by who does not have it.
+/// Interval at which a node without the lease reads it.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// How long an ending node leaves the free role to the nodes that stay: until the last of them has tried, with two requests to etcd of the
@@ -105,7 +105,7 @@ impl Candidate {
                         tracing::warn!(%why, "the lease cannot be looked at; what is here goes on");
                         said = why;
                     }
-                    // A node that the coordinator of the highest epoch has told of the members reaches all but etcd.
+                    // A node that got the members from the coordinator of the highest epoch reaches all but etcd.
                     if let Some(commander) = self.cluster.commander() {
                         self.cluster.sit(Seat::There(commander));
                     }
@@ -115,7 +115,7 @@ impl Candidate {
         }
     }
 
-    /// The daemon of this node before this one had the lease, and died: nobody needs to wait until its term is over.
+    /// Ends the term of this node's earlier daemon, which died: no node need wait until that term is over.
     async fn end_earlier_start(&self, lease: &EtcdLease) -> bool {
         match lease.end_earlier_start().await {
             Ok(ended) => ended,
@@ -126,7 +126,7 @@ impl Candidate {
         }
     }
 
-    /// Whoever has the lease is the coordinator.
+    /// Follows the lease's holder as the coordinator.
     fn follow(&self, holder: &str, epoch: Epoch) {
         match address(holder) {
             Ok(coordinator) => {
@@ -140,7 +140,7 @@ impl Candidate {
         }
     }
 
-    /// Takes the free seat, and leads until it is lost; false where another was quicker.
+    /// Takes the free role, and leads until it is lost; false if another node was quicker.
     async fn take(&self, lease: &mut EtcdLease) -> bool {
         match lease.try_acquire(Instant::now()).await {
             Ok(Turn::Ours(epoch)) => {
@@ -199,8 +199,9 @@ impl Candidate {
         Ok(list.map_err(|error| format!("the member list is not understood: {error}"))?.unwrap_or_default())
     }
 
-    /// The catalog of before, as etcd has it: none where it has not all of it, or where Tier-3 knows of a later coordinator that did not write
-    /// there. From now on nobody but this coordinator writes it. However often it takes: without it nothing is known.
+    /// Loads the previous coordinator's catalog from etcd: none if etcd does not have all of it, or if Tier-3 knows of a later coordinator
+    /// that did not write there. From now on only this coordinator writes it. Tries for as long as it takes: without the catalog nothing is
+    /// known.
     async fn kept(&self, log: &EtcdCatalog, epoch: Epoch) -> Option<KeptCatalog> {
         let mut said = String::new();
         let mut kept = loop {
@@ -244,7 +245,7 @@ impl Candidate {
         Some(kept)
     }
 
-    /// Takes the seat, and does what a coordinator does until dropped.
+    /// Takes the coordinator role, and does a coordinator's work until dropped.
     async fn reign(self, epoch: Epoch, stored: MemberList, keeping: Keeping) -> std::convert::Infallible {
         let began = Instant::now();
         let log = Arc::new(EtcdCatalog::new(self.etcd.clone(), epoch));
@@ -286,7 +287,7 @@ impl Candidate {
         }
         // From here on this tree is published to other nodes.
         tree.lead_outgoing(false);
-        // The lease is lost if nobody takes them; then this ends, too.
+        // The lease is lost if the receiver is gone; then this ends, too.
         let _ = keeping.send(Arc::clone(&catalog));
         cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
         if knows {

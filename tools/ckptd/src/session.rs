@@ -111,7 +111,8 @@ pub(crate) struct Serving<'a> {
     pub(crate) memory: &'a OwnMemory,
 }
 
-/// Hands everything over. Memory is kept from the record on, however this ends: the keeper may have that although nobody heard so.
+/// Hands everything over. Memory is kept from the record on, however this ends: the keeper may have the record although its answer
+/// was lost.
 pub(crate) fn hand_over(keeper: &Keeper, serving: &Serving<'_>) -> anyhow::Result<()> {
     let mounts = serving.mounts;
     keeper.put(names::FILES, mounts.files.as_fd())?;

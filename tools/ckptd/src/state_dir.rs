@@ -1,7 +1,8 @@
 //! The state directory: this user's own, one daemon each.
 //!
-//! Owns: the directory, its lock, making both again where somebody removed them, reading and replacing files in it. Does not own: the socket
-//! (control), the last known status (`up`), the members that a coordinator knew (`known`). Nothing in the directory is durable; it may be deleted while no daemon runs.
+//! Owns: the directory, its lock, making both again if someone removed them, reading and replacing files in it. Does not own: the socket
+//! (control), the last known status (`up`), the members that a coordinator knew (`known`). Nothing in the directory is durable; it may be
+//! deleted while no daemon runs.
 //!
 //! The daemon mostly runs as root, and writes here without being asked. So a directory that other users own or may change is
 //! refused as it is, and no symbolic link in it is followed.
@@ -77,7 +78,7 @@ impl StateDir {
         let mut held = self.held();
         let there = rustix::fs::statat(&directory, "lock", AtFlags::SYMLINK_NOFOLLOW);
         let ours = rustix::fs::fstat(&held.lock);
-        // The directory of before, which somebody put back.
+        // The earlier directory, which someone put back.
         let is_ours = matches!((there, ours), (Ok(there), Ok(ours)) if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino));
         if !is_ours {
             held.lock = take_lock(&self.path, &directory, Duration::ZERO)?;
@@ -95,7 +96,7 @@ impl StateDir {
         Ok(self.held().lock.try_clone()?.into())
     }
 
-    /// Device and inode of the lock: whoever records them is dead once another process has the same lock.
+    /// Returns device and inode of the lock: a daemon that recorded them is dead once another process has the same lock.
     pub(crate) fn lock_identity(&self) -> std::io::Result<(u64, u64)> {
         let found = rustix::fs::fstat(&self.held().lock)?;
         Ok((found.st_dev, found.st_ino))
@@ -145,7 +146,8 @@ impl StateDir {
         Ok(Some(serde_json::from_slice(&text)?))
     }
 
-    /// Replaces the list of members that the next daemon begins with. Not synced: what they have not told is of memory, as this node's tree is.
+    /// Replaces the list of members that the next daemon begins with. Not synced: what members have not published is in memory, as this
+    /// node's tree is.
     pub(crate) fn write_members(&self, members: &MemberList) -> std::io::Result<()> {
         self.replace(MEMBERS_FILE_NAME, &serde_json::to_vec(members)?)
     }

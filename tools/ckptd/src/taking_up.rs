@@ -19,13 +19,13 @@ use tidemark_store::LaterStore;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinHandle};
 
-/// Between two tries.
+/// Interval between two tries.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// The reason is in the log so often: it names what was tried last, which is another object each time.
+/// Interval at which the log repeats the reason: it names the object tried last, which is another one each time.
 const SAID_EVERY: Duration = Duration::from_secs(10);
 
-/// So long a start waits for Tier-3 before it answers commands without. Nearly always it is there at once, and then nothing has to be
+/// How long a start waits for Tier-3 before it answers commands without. Nearly always Tier-3 is there at once, and then nothing has to be
 /// concluded twice.
 const FIRST_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -199,7 +199,7 @@ impl Tries {
         let _ = self.tell.send(Told::Taken(Box::new(Taken { right, recovered }))).await;
     }
 
-    /// Waits for `take`. Where a start does not wait that long, what is committed is read and told meanwhile, once.
+    /// Waits for `take`. After the patience of a start, reads and reports the committed versions meanwhile, once.
     async fn beside_a_look<T>(&self, take: impl Future<Output = T>) -> T {
         let mut take = std::pin::pin!(take);
         if let Ok(done) = tokio::time::timeout(FIRST_PATIENCE, take.as_mut()).await {
@@ -246,7 +246,7 @@ impl Tries {
 
     async fn tell_away(&self, why: String) {
         self.store.say_why(&why);
-        // Nobody listens where the start ends, and these tries with it.
+        // The receiver is gone if the start ends, and these tries with it.
         let _ = self.tell.send(Told::Away(why)).await;
     }
 

@@ -15,7 +15,7 @@ use tidemark_protocol::id::Epoch;
 use tidemark_store::{LaterStore, Operation, Probe, Store, StoreError, raise_epoch};
 use tokio::sync::oneshot;
 
-/// A Tier-3 that has not answered for so long is named as what a start waits for, and then again and again.
+/// Time without an answer after which the log names Tier-3 as what a start waits for.
 const SAID_AFTER: Duration = Duration::from_secs(3);
 const SAID_EVERY: Duration = Duration::from_secs(10);
 

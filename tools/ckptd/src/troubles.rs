@@ -35,7 +35,7 @@ impl Troubles {
         *self.state_dir.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// How the last look at the lease failed; none where it did not.
+    /// Records how the last read of the lease failed; `None` if it did not.
     pub(crate) fn etcd_is(&self, away: Option<&String>) {
         *self.etcd.lock().unwrap_or_else(PoisonError::into_inner) = away.cloned();
     }

@@ -73,7 +73,7 @@ struct Start<'a> {
 /// How a start came to serve.
 #[derive(Debug, Clone, Copy)]
 struct Began {
-    /// Nobody has served this mount before.
+    /// Whether no daemon has served this mount before.
     first: bool,
     /// Whether the daemon was told to end before it served.
     told_to_end: bool,
@@ -133,7 +133,7 @@ pub(crate) async fn up(
     settings: Settings,
     inherited: Inherited,
 ) -> Result<bool, Failure> {
-    // Before anybody is told that this process serves, and may end it in order.
+    // First: once the keeper knows that this process serves, it may end this process in order.
     let mut signals = Signals::watch().map_err(Failure::failed)?;
     let Inherited { keeper, mut descriptors } = inherited;
     let lock = descriptors.remove(names::LOCK);
@@ -236,7 +236,7 @@ impl Start<'_> {
     async fn tier3(&self) -> Result<Tier3, Failure> {
         match self.role {
             Role::Alone | Role::Coordinator => Tier3::open(&self.opener(self.take_over)).await,
-            // The coordinator looks at it for all.
+            // The coordinator examines it for all.
             Role::Member(_) | Role::Candidate(_) => Tier3::of_member(self.settings).await,
         }
     }
@@ -286,10 +286,11 @@ impl Start<'_> {
                 tracing::warn!(
                     "this kernel cannot send requests again (Linux 6.9 can): the mount is made anew, and files that were open are cut"
                 );
-                // First of all nobody is to try to go on with it: this process may die between two steps.
+                // The record goes first, so that no daemon tries to go on with the mount: this process may die between two
+                // steps.
                 session::let_mount_go(self.keeper, record).map_err(Failure::failed)?;
                 if let Err(error) = tidemark_fuse::give_up(mount) {
-                    // Somebody took it away already, or it is in the way of the next, which will say so.
+                    // The mount is gone already, or it is in the way of the next, which will say so.
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
                         "the mount of the daemon before"
@@ -378,7 +379,7 @@ impl Start<'_> {
         let Serves { base, claim, host, shared, node, peers, mounted } = serves;
         let peers = peers.map(Arc::new);
         let server = crate::api::bind(&self.state_dir.socket(), self.http, began.first).await?;
-        // A node that is alone keeps its address, too, so that nobody else is taken for it.
+        // A node that is alone keeps its address, too, so that no other process is taken for it.
         let (listener, listen) = match &peers {
             Some(peers) => (None, peers.local_address()),
             None => match tokio::net::TcpListener::bind(self.listen).await {
@@ -386,7 +387,7 @@ impl Start<'_> {
                     let listen = listener.local_addr().map_err(Failure::failed)?;
                     (Some(listener), listen)
                 }
-                // Nobody speaks to a node that is alone: no memory is given up for that.
+                // No node speaks to a node that is alone: no memory is lost for that.
                 Err(error) if !began.first => {
                     tracing::warn!(listen = %self.listen, %error, "somebody took the address while no daemon served");
                     (None, self.listen)
@@ -501,7 +502,7 @@ impl Start<'_> {
                 "nobody hears that this process serves"
             );
         }
-        // After the keeper: whoever reads it may count on a successor.
+        // After the keeper: a reader of the ready line may count on a successor.
         if began.first {
             say_ready(&daemon, &mounted, &self.settings.node.state_dir)?;
         }

@@ -24,7 +24,7 @@ const PROTOCOL_MAY_USE: &[&str] =
 /// The readers of content are given bytes.
 const CONTENT_MAY_USE: &[&str] = &["memchr", "serde", "serde_json"];
 
-/// The order of changes is a function of what it is told: no runtime, no store's client.
+/// Dependencies of the order of changes, a pure function: no runtime, no store's client.
 const META_MAY_USE: &[&str] = &["postcard", "serde", "thiserror", "tidemark-protocol"];
 
 /// Packages that know bytes, not their use.

@@ -167,7 +167,7 @@ pub(crate) fn one(
     })
 }
 
-/// Runs benches with small sizes, several at once: nobody reads their figures, and each mostly waits.
+/// Runs benches with small sizes, several at once: their figures are not read, and each mostly waits.
 pub(crate) fn smoke(executable: &Path, stages: Vec<Stage>, scratch: &Scratch) -> Result<Count> {
     let left = Mutex::new(stages.into_iter());
     let next = || left.lock().expect("whoever takes a stage does not panic").next();

@@ -1,6 +1,6 @@
 //! Whether everything that is linked may be shipped under Apache-2.0.
 //!
-//! Owns: the list of accepted licences and the reading of SPDX expressions. A licence that nobody has judged is
+//! Owns: the list of accepted licences and the reading of SPDX expressions. A licence outside the list is
 //! refused, so a person decides about each new one here.
 
 use crate::workspace::Workspace;

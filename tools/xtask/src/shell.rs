@@ -29,7 +29,7 @@ pub(crate) struct Ran {
 )]
 pub(crate) fn say(line: &str) {
     println!("{line}");
-    // Output goes to a pipe in CI; a line that comes late looks like a hang. Nobody is left to tell of a failure.
+    // Output goes to a pipe in CI; a line that comes late looks like a hang. A failure could not be reported.
     drop(std::io::stdout().flush());
 }
 

@@ -134,7 +134,7 @@ impl Summary {
 
 /// The row of the wait for what is installed.
 const INSTALLING: &str = "installing";
-/// The row that is told apart by what was built.
+/// The row that is split by what was built.
 const BUILD: &str = "build";
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ impl TestTimes {
     }
 }
 
-/// True for the line of a test that passed: there are a thousand of them, and nobody reads them.
+/// True for the line of a test that passed: there are a thousand of them, more than a person reads.
 pub(crate) fn is_pass(line: &str) -> bool {
     line.trim_start().starts_with("PASS [")
 }

@@ -10,9 +10,9 @@ use tidemark_protocol::report::{Check, CheckVerdict, Doctor, ExitCode, ProblemCo
 
 /// Try what Tidemark needs from this machine, and say how to mend it
 ///
-/// Each check makes a real call; nothing is guessed from versions. Exits 1 when one failed. Where no daemon runs, ckptd looks at the
-/// machine without one, as this user; a daemon that does not answer is a check that failed. The problems of `ckptctl status` are checks
-/// that failed, too.
+/// Each check makes a real call; nothing is guessed from versions. Exits 1 when one failed. If no daemon runs, ckptd checks the machine
+/// without one, as this user; a daemon that does not answer is a check that failed. The problems of `ckptctl status` are checks that
+/// failed, too.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {}
 

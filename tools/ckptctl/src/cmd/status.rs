@@ -17,7 +17,7 @@ use tidemark_protocol::report::{
 /// A status is a few kilobytes; one that is larger was not written by us.
 const STATUS_BYTES_MAX: u64 = 16 << 20;
 
-/// A daemon that has not answered by then is looked at: who asks hears within two seconds that something is wrong.
+/// Time after which a silent daemon is examined: the caller hears within two seconds that something is wrong.
 const SILENT_AFTER: Duration = Duration::from_millis(1500);
 /// A daemon that has much to do, or few processors, may answer until then.
 const PATIENCE: Duration = Duration::from_millis(8500);

@@ -10,7 +10,7 @@ use tidemark_protocol::report::{ExitCode, Why};
 
 /// Say what was concluded about a path, and from which facts
 ///
-/// Why a checkpoint is taken for whole, incomplete or torn, why it is in sight or not, who wrote it and how they ended.
+/// Why a checkpoint counts as whole, incomplete or torn, why it is visible or hidden, who wrote it and how they ended.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A checkpoint, or a file
