@@ -194,7 +194,7 @@ fn a_job_over_two_hosts_that_was_killed_goes_on_bit_for_bit() {
     let steps = unbroken.said("step");
     let distinct: BTreeSet<_> = steps.values().map(|line| &line.hash).collect();
     assert_eq!(distinct.len(), steps.len());
-    // And where the ranks do not see the same, the job says so and does not go on.
+    // Tests that the job says so and does not go on, if the ranks do not see the same.
     let nothing = places("nothing");
     let seen = places("killed");
     let apart = [(network.host("n1"), seen.as_path()), (network.host("n2"), nothing.as_path())];

@@ -6,14 +6,14 @@
 //! | `tree` | one tree: names and bytes of one node on the others, and after its loss |
 //! | `twin` | random calls on any node, daemons killed or not: are all nodes together one directory? |
 //! | `site` | several nodes of one cluster, for the others |
-//! | `failover` | the coordinator is lost, stopped or cut off, and another takes its seat |
-//! | `ending` | a node is told to end while another takes the seat |
-//! | `fixed` | a coordinator that has no lease begins again: whom it waits for |
-//! | `silent` | the coordinator says nothing, and nobody takes its seat: what goes on |
+//! | `failover` | the coordinator is lost, stopped or cut off, and another node takes its role |
+//! | `ending` | a node is told to end while another becomes the coordinator |
+//! | `fixed` | a coordinator that has no lease begins again: the members that it waits for |
+//! | `silent` | the coordinator says nothing, and no node takes its role: what goes on |
 //! | `copies` | copies in other nodes' memory that are bad |
 //! | `links` | what is seen of a save on its way, and changed in it, and what strangers cost |
 //! | `tier3` | how often Tier-3 is read |
-//! | `members` | who is cut off and who is gone, and what any node tells people |
+//! | `members` | which members are cut off or gone, and what any node shows people |
 //! | `nodes` | one daemon a host: where it listens, and that nothing of a lost one is left |
 //! | `guarded` | an etcd with TLS, client certificates and users: who gets in, and that the cluster lives through it |
 //! | `catalog` | the catalog in a real etcd: written once, by one coordinator, and read whole |

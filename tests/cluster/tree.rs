@@ -430,7 +430,7 @@ fn a_save_that_the_coordinator_has_no_part_in_is_committed() {
         )
     });
     assert_eq!(committed["framework"], "dcp", "{committed:#}");
-    // Where it cannot be, the one who waits is told what is missing.
+    // If something cannot be durable, the waiting flush names what is missing.
     let open = fs::File::create(cluster.mount(2).join("job/open.bin")).unwrap();
     let flushed = cluster.nodes[2].daemon().ctl(&["flush", "--wait", "--timeout", "3", "-o", "json"]);
     assert_eq!(flushed.status.code(), Some(1), "{flushed:?}");

@@ -169,7 +169,7 @@ impl<'a> Twins<'a> {
         Self { cluster, plain, dice: Dice::new(seed), seed, calls: Vec::new() }
     }
 
-    /// So many calls, and then so many kills, each after some calls more.
+    /// Makes this many calls, and then this many kills, each after some calls more.
     fn run(&mut self, calls: usize, kills: usize) {
         for number in 1..=calls {
             self.call(&OPS);

@@ -328,7 +328,7 @@ fn a_typed_path_means_the_same_whatever_path_leads_to_the_mount() {
     let through_bind = show_in(&bind.join("run"), "step1.pt");
     unmount(&bind, UnmountFlags::DETACH).unwrap();
     assert_eq!(through_bind, (Some(2), None));
-    // Nor does a name of another directory mean one on the mount.
+    // A name of another directory means none on the mount either.
     fs::write(home.path().join("step1.pt"), b"mine").unwrap();
     assert_eq!(show_in(home.path(), "step1.pt"), (Some(2), None));
     assert_eq!(show_in(home.path(), "run/step1.pt"), is_found("run/step1.pt"));

@@ -63,7 +63,7 @@ fn what_a_dead_trainer_completed_is_committed_by_the_daemon_alone() {
         assert_holds(&daemon, "run/step_3/model_rank0.pt", &bytes, end);
         assert_eq!(latest(&daemon), ["run/step2.pt"], "{end}");
 
-        // Nor does it become more after a restart.
+        // A restart makes no more of it either.
         daemon.stop_with_status();
         daemon.start_again();
         assert_eq!(latest(&daemon), ["run/step2.pt"], "{end}");

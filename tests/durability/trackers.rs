@@ -170,7 +170,7 @@ fn a_tracker_is_in_tier3_no_sooner_than_what_it_names() {
     assert_holds(&daemon, &model(20), &noise(5, MIB), "it is whole");
 }
 
-/// The same of a link, as Lightning makes one. Nor does a link bring back the directory that it lies in.
+/// The same of a link, as Lightning makes one. A link does not bring back the directory that it lies in either.
 #[test]
 fn a_link_is_in_tier3_no_sooner_than_what_it_names() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };

@@ -26,7 +26,7 @@ fn a_distributed_checkpoint_without_its_index_stays_uncommitted() {
     ranks.wait_for_rank(0, "STALLED");
     assert_eq!(shards(&daemon, "dcp/step-1"), ["__0_0.distcp", "__1_0.distcp"]);
     stays_uncommitted(&daemon, &python, "dcp/step-1");
-    // And when its writers are dead it is not more complete than before.
+    // The death of its writers makes it no more complete.
     ranks.kill9();
     stays_uncommitted(&daemon, &python, "dcp/step-1");
     flush_says_no(&daemon, "dcp/step-1");

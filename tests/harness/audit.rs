@@ -26,7 +26,8 @@ pub struct Found {
 
 /// Follows every marker.
 ///
-/// # Errors The first marker, manifest or byte that does not verify, which must never exist.
+/// # Errors
+/// The first marker, manifest or byte that does not verify, which must never exist.
 pub fn markers(objects: &Objects) -> Result<Found, String> {
     let mut found = Found::default();
     for (key, body) in objects {

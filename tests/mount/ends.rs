@@ -88,7 +88,7 @@ os._exit(0)",
     );
     assert_eq!(site.state_after_close("f"), FileState::Cut);
     assert!(fs::metadata(site.path("f")).unwrap().len() >= 65536, "what was written is kept");
-    // And a thread that ends by itself closes nothing: the program goes on and closes.
+    // A thread that ends by itself closes nothing either: the program goes on and closes.
     python(
         &site,
         "import os, threading

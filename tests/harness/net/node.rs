@@ -47,7 +47,8 @@ impl Node {
     /// Loses the node: keeper, daemon, ranks and whatever else runs on its host, its memory and its mount, without a
     /// notice to any node. Returns the pids that were killed.
     ///
-    /// # Panics When any of it is still there: a test that goes on would claim to have survived a loss that did not
+    /// # Panics
+    /// When any of it is still there: a test that goes on would claim to have survived a loss that did not
     /// happen.
     pub fn power_off(&mut self) -> Vec<u32> {
         assert!(self.off.is_none(), "{} has no power", self.host.name());

@@ -45,7 +45,7 @@ struct Stored {
 /// How much a listing is behind, handed to it as an extension of the request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Staleness {
-    /// So many of the newest objects below the prefix are not there yet.
+    /// Number of the newest objects below the prefix that are not listed yet.
     pub(super) hidden: usize,
     /// Deleted objects are still there.
     pub(super) deleted: bool,

@@ -155,7 +155,8 @@ fn followed(path: &Path) -> PathBuf {
 /// Whether a directory lies on what is mounted at `mount`, by whatever path: the device shows it, also through a bind mount. False if
 /// nothing is mounted there any more.
 ///
-/// # Errors One of the two cannot be read.
+/// # Errors
+/// One of the two cannot be read.
 pub(crate) fn is_on_mount(directory: &Path, mount: &Path) -> io::Result<bool> {
     let device = |path: &Path| Ok::<_, io::Error>(path.metadata()?.dev());
     let mounted = device(mount)?;

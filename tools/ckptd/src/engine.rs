@@ -19,7 +19,8 @@ use tidemark_store::UploadLimits;
 
 /// Builds the state that the loop, its jobs and its callers share.
 ///
-/// # Errors The name of the node could be read as another node's in a key.
+/// # Errors
+/// The name of the node could be read as another node's in a key.
 pub(crate) fn shared(
     settings: &Settings,
     life: NodeLife,

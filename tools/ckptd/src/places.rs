@@ -58,7 +58,8 @@ impl Daemon {
     /// Follows a place to its path. A place with escapes, as answers write paths, is unescaped only if nothing has the name as it was
     /// typed: an existing name is never taken for another.
     ///
-    /// # Errors Not found, if the place leads out of the mount or in circles.
+    /// # Errors
+    /// Not found, if the place leads out of the mount or in circles.
     pub(crate) async fn led(&self, place: &Place, last: LastLink) -> Result<Vec<u8>, ApiError> {
         let typed = self.follow(place, last);
         let Some(unescaped) = place.unescaped() else { return typed };
@@ -142,7 +143,8 @@ impl Daemon {
     /// Resolves a selector of what is to be removed for good. A link is never taken for its target: a person who removes a link means the
     /// link.
     ///
-    /// # Errors The selector names a link; else as [`Daemon::led_to_change`].
+    /// # Errors
+    /// The selector names a link; else as [`Daemon::led_to_change`].
     pub(crate) async fn wanted_to_remove(&self, selector: &Selector) -> Result<Wanted, ApiError> {
         let wanted = self.wanted_to_change(selector, LastLink::Kept).await?;
         if let Wanted::Path(path) = &wanted
