@@ -11,8 +11,8 @@ use tidemark_tests::campaign::page::{Act, ActFigures, Doing};
 use crate::claims::Promised;
 use crate::watch::Tier1;
 
-/// Least share, as one in this many, of the kills of daemons that met a write, an open and a rename under way; at
-/// least one kill must have. Otherwise the campaign was too quiet to prove anything.
+/// At least one in this many kills of a daemon must have met a write, an open and a rename under way, and at least
+/// one of all. Otherwise the campaign was too quiet to prove anything.
 const COUNTED_ONE_IN: u64 = 2;
 /// Kills from which `COUNTED_ONE_IN` applies. With fewer, one counted kill is enough: some are not aimed, and some
 /// miss.

@@ -1,4 +1,4 @@
-//! A node is told to end while another takes the coordinator role: which node that is, and that each drains by the rule of its role by
+//! A node is told to end while another takes the coordinator role: the choice of that node, and whether each drains by the rule of its role
 //! then.
 //!
 //! Does not own: the end of a node while nothing else changes (`tree`), the role of nodes that stay (`failover`).

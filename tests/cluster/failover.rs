@@ -241,9 +241,9 @@ fn what_a_node_changed_in_its_own_directory_while_the_coordinator_was_lost_stays
     assert_own_is_changed(&cluster, &[0, 1], "it is back");
 }
 
-/// Goal: the same if etcd has lost the catalog, whichever node becomes the coordinator next: the one that changed something, another, or
-/// the lost one with empty memory. Method: after the changes the daemons of both other nodes are killed, and the catalog's mark is deleted.
-/// A node that must not become the coordinator is cut off from etcd until another has the role.
+/// Goal: the same if etcd has lost the catalog. The next coordinator is the node that changed something, another, or the lost one with
+/// empty memory. Method: after the changes the daemons of both other nodes are killed, and the catalog's mark is deleted. A node that must
+/// not become the coordinator is cut off from etcd until another has the role.
 #[test]
 fn what_a_node_changed_in_its_own_directory_stays_changed_where_nobody_kept_the_catalog() {
     for seat in 0..3 {
@@ -310,8 +310,8 @@ fn a_coordinator_that_is_killed_before_it_has_read_tier3_reads_it_afterwards() {
     assert_eq!(process::until(LIMIT, read), Some("step_7".into()), "{}", cluster.nodes[seat].daemon().log());
 }
 
-/// Goal: a coordinator whose daemon is killed has the catalog afterwards, although its list of members is gone from etcd, and no call waits
-/// for Tier-3, which is away. Method: the list is deleted; the others are cut off from etcd, so that the same node becomes the coordinator
+/// Goal: a coordinator whose daemon is killed has the catalog afterwards, although etcd has lost its list of members. No call waits for
+/// Tier-3, which is away. Method: the list is deleted; the others are cut off from etcd, so that the same node becomes the coordinator
 /// again.
 #[test]
 fn a_coordinator_whose_members_were_not_stored_still_has_the_catalog() {
@@ -521,9 +521,9 @@ fn what_was_removed_stays_removed_whoever_takes_over() {
     }
 }
 
-/// Goal: removed files of the coordinator's own node stay removed when that node is lost, although a node that keeps copies of them was cut
-/// off when the copies were to be withdrawn. Method: that node is cut off, the files are removed, it comes back, and the coordinator loses
-/// its power.
+/// Goal: the coordinator's node removes its own files and is lost. The files stay removed, although a node with copies of them was cut off
+/// when the copies were to be withdrawn. Method: that node is cut off, the files are removed, it comes back, and the coordinator loses its
+/// power.
 #[test]
 fn what_was_removed_stays_removed_where_copies_of_it_were_out_of_reach() {
     const FILES: u8 = 8;
@@ -654,8 +654,8 @@ fn a_save_does_not_wait_for_a_coordinator_that_stands_still() {
     }
 }
 
-/// Goal: if no other node may become the coordinator, saves go on for as long as the coordinator's daemon stands still, and all of them are
-/// committed when it goes on. Method: two minutes with `--long`, a sixth of that in CI.
+/// Goal: the coordinator's daemon stands still, and no other node may take its role. Saves go on for as long as that lasts, and all of them
+/// are committed when the daemon goes on. Method: two minutes with `--long`, a sixth of that in CI.
 #[test]
 fn saves_go_on_while_nobody_decides() {
     let Some(cluster) = Cluster::start() else { return };

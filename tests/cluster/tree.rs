@@ -95,8 +95,8 @@ fn append(path: &Path, bytes: &[u8]) {
 }
 
 /// Goal: if two nodes write one file, one after the other, the later bytes stay under each of its names. The coordinator may be either
-/// node, and news of the earlier bytes may come late. Method: nothing happens between the close on one node and the open on the other, so
-/// that the first seal is published after the second write has begun; a third node gives each file a second name before.
+/// node, and news of the earlier bytes may come late. Method: the other node opens the file right after the close, so that the first seal
+/// is published after the second write has begun. A third node gives each file a second name before.
 #[test]
 fn of_two_that_write_one_after_the_other_the_later_bytes_stay_under_all_names() {
     const FILES: usize = 16;
@@ -480,8 +480,8 @@ fn an_open_finds_what_was_closed_last_beside_one_that_reads_what_was_before() {
     }
 }
 
-/// Goal: a file being written on one node is no empty file on another. The other node waits for it and then returns EIO, and EIO as well if
-/// the writer's node is lost before any other node heard of its bytes.
+/// Goal: a file being written on one node is no empty file on another. The other node waits for it, and returns EIO if it stays open. If
+/// the writer's node is lost before any other node heard of the bytes, the result is EIO, too.
 #[test]
 fn what_is_being_written_elsewhere_is_no_empty_file() {
     let Some(mut cluster) = Cluster::start() else { return };

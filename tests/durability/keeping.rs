@@ -326,8 +326,8 @@ fn an_administrator_removes_what_may_go_and_is_told_why_the_rest_stays() {
     assert_holds(&daemon, &path(2), &bytes(2), "pinned");
 }
 
-/// The daemon dies at each step of a version's retirement: the version is there whole, or it is retired, and the next
-/// daemon removes what is left of it. Nothing else is touched.
+/// The daemon dies at each step of a version's retirement. The version is either there whole or retired, and the next
+/// daemon removes what is left of a retired one. Nothing else is touched.
 #[test]
 fn stopped_at_any_step_of_a_retirement_nothing_is_half_there() {
     for stop in ["retire.after_marker", "retire.after_boundary", "retire.after_first_delete"] {

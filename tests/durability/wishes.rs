@@ -180,8 +180,8 @@ fn a_renamed_loose_file_is_found_under_its_old_name_until_the_new_one_is_in_tier
     assert!(!there(&daemon, "run/a.txt"));
 }
 
-/// S-restart: a removal that `flush --wait` reported does not come back if a file that once had that name is renamed once more, if the
-/// name is taken again, or if no flush waits any longer.
+/// S-restart: after `flush --wait` reported a removal, the removed file does not come back. A file that once had its name may be
+/// renamed once more, the name may be taken again, and no flush need wait any longer.
 #[test]
 fn a_removal_that_tier3_knows_stands() {
     let Some(mut daemon) = start(options("256MiB", NEVER_SETTLES)) else { return };

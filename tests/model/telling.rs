@@ -57,8 +57,8 @@ fn removed(path: &str) -> NameOperation {
     NameOperation::Removed { path: path.as_bytes().to_vec(), what: None }
 }
 
-/// Goal: a publication that was on its way when its daemon was killed is sent again as it was, and later changes under the next number,
-/// however often the journal was rewritten. Answered publications are not sent again.
+/// Goal: a publication that was on its way when its daemon was killed is sent again as it was. Later changes follow under the next
+/// number, however often the journal was rewritten. Answered publications are not sent again.
 #[test]
 fn what_is_told_of_names_outlives_the_daemon() {
     let mut node = Node::new();

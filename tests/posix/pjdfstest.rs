@@ -2,8 +2,8 @@
 //!
 //! Owns: its configuration, running it, counting, comparing with the list. Does not own: the list (`known`).
 //!
-//! pjdfstest runs twice in a mount of its own: first without and then with remounting, because its cases for
-//! read-only file systems cannot remount while an earlier case of the same run has left a file open for writing.
+//! pjdfstest runs twice in a mount of its own: first without and then with remounting. The cases for read-only file
+//! systems cannot remount while an earlier case of the same run has left a file open for writing.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;

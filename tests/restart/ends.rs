@@ -1,5 +1,5 @@
-//! Two situations at the end of a memory that random operations hardly reach: a file was renamed the moment before, and a save that is
-//! never proven whole was in Tier-3.
+//! Two situations at the end of a memory that random operations hardly reach: a file was renamed the moment before, or an unproven save
+//! was in Tier-3.
 //!
 //! Owns: what is done for them and what must be there afterwards. Does not own: when they happen (`main`).
 
@@ -73,8 +73,8 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Saves only some files of a checkpoint, which is thus never proven whole, and is in Tier-3 all the same: after a stop without a
-    /// flush before it, its names show what they showed.
+    /// Saves only some files of a checkpoint, so that it is never proven whole. The files are in Tier-3 all the same: after a stop
+    /// without a flush before it, their names show what they showed.
     pub(crate) fn settle_and_stop(&mut self, dice: &mut Dice) -> Result<(), String> {
         let name = format!("settled{}", self.number);
         let (step, root) = (format!("{name}/step_9"), self.daemon.mount().join(name));

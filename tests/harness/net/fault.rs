@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use super::{Bridge, Host, INTERFACE};
 
-/// Burst of a narrow link: 20 ms of its rate, and never less than one packet of the size that the kernel builds before it
-/// cuts it for the wire.
+/// Burst of a narrow link: 20 ms of its rate, and never less than one packet as the kernel builds it before it cuts it for
+/// the wire.
 const BURST_MS: u64 = 20;
 const BURST_BYTES_MIN: u64 = 64 << 10;
 /// How long a packet waits at a narrow link before it is dropped: what the buffers of a switch hold, in time.

@@ -118,8 +118,8 @@ async fn drain_all(daemon: &Daemon, limits: Limits) -> bool {
     outcome.pending.is_empty()
 }
 
-/// Drains by the rule of a member: waits until every file sealed here is in Tier-3, as far as the coordinator commits it, and the
-/// coordinator knows all changes of names. Returns true when all of that is so.
+/// Drains by the rule of a member: waits until every file sealed here is in Tier-3, as far as the coordinator commits it. The coordinator
+/// must then know all changes of names. Returns true when all of that is so.
 async fn drain_member(shared: &Shared, give_up: Instant) -> bool {
     shared.lift_pace_of_copies();
     let mut refused = false;

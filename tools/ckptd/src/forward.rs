@@ -172,7 +172,7 @@ impl Daemon {
         self.forward_within(&command, DEADLINE).await
     }
 
-    /// Flushes on the coordinator, after publishing this node's changes to it. If the caller wants to wait, waits in short rounds: follows
+    /// Flushes on the coordinator, after publishing this node's changes to it. If the caller wants to wait, waits in short rounds. Follows
     /// a coordinator that is replaced meanwhile, and waits for a busy or absent one for up to [`DEADLINE`].
     pub(crate) async fn forward_flush(&self, request: FlushRequest) -> Result<Flush, ApiError> {
         let began = Instant::now();

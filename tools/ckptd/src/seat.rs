@@ -199,7 +199,7 @@ impl Candidate {
         Ok(list.map_err(|error| format!("the member list is not understood: {error}"))?.unwrap_or_default())
     }
 
-    /// Loads the previous coordinator's catalog from etcd: none if etcd does not have all of it, or if Tier-3 knows of a later coordinator
+    /// Loads the previous coordinator's catalog from etcd. None if etcd does not have all of it, or if Tier-3 knows of a later coordinator
     /// that did not write there. From now on only this coordinator writes it. Tries for as long as it takes: without the catalog nothing is
     /// known.
     async fn kept(&self, log: &EtcdCatalog, epoch: Epoch) -> Option<KeptCatalog> {
@@ -374,7 +374,7 @@ type Keeping = oneshot::Sender<Arc<Catalog>>;
 /// Pause after a check of the lease because of a doubt: a small part of its term.
 const DOUBT_PAUSE: Duration = Duration::from_millis(200);
 
-/// Interval between two tries to store the members: meanwhile no other node may learn that this node has the catalog, and each try is a
+/// Interval between two tries to store the members. Meanwhile no other node may learn that this node has the catalog, and each try is a
 /// warning in the log.
 const STORE_AGAIN: Duration = Duration::from_millis(250);
 

@@ -28,7 +28,7 @@ impl AddAssign for Spent {
 
 /// Measures from its start until it is read.
 ///
-/// Processor time is the machine's and not that of the children: a daemon that a test kills is reaped by another
+/// Processor time is the machine's and not that of the children. A daemon that a test kills is reaped by another
 /// process, and the kernel's own threads do a part of each suite's work. Other work on the machine is counted too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stopwatch {

@@ -13,9 +13,9 @@ use tidemark_protocol::size::Shown;
 ///
 /// A file in a checkpoint stands for all of that checkpoint. If the checkpoint's framework leaves a marker, index or count, the flush
 /// waits for that. Any other checkpoint is made complete by this command, as far as it is closed. Without --wait: lists what is not
-/// committed yet, and exits 0. With --wait: exits 0 when all are committed or there was nothing to do; 1 with a list when something is
-/// still open, mapped, torn or incomplete, has a name too long for Tier-3, or is bad in Tier-3 and could not be written again, or
-/// another daemon took Tier-3 over; 5 when Tier-3 was away at the time-out.
+/// committed yet, and exits 0. With --wait: exits 0 when all are committed or there was nothing to do. Exits 1 with a list when
+/// something is still open, mapped, torn or incomplete, has a name too long for Tier-3, or is bad in Tier-3 and could not be written
+/// again. Exits 1, too, when another daemon took Tier-3 over, and 5 when Tier-3 was away at the time-out.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Default: the whole mount
