@@ -1,20 +1,20 @@
-//! Asking the coordinator about files of this node that lost their names to others.
+//! Asking the coordinator about files of this node that lost their names to other nodes' files.
 //!
-//! Owns: when that is asked. Does not own: putting files aside (`namespace::aside`).
+//! Owns: when to ask. Does not own: putting files aside (`namespace::aside`).
 
 use super::{ANSWER_DEADLINE, Away, Cluster, Seat};
 use std::sync::Arc;
 use std::time::Duration;
 use tidemark_protocol::cluster::wire::{Answer, NodeState, ToCoordinator};
 
-/// A rename is rare, and what is put aside can be read by others meanwhile.
+/// Interval between two questions. Such renames are rare, and other nodes can read the file meanwhile.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Looks after what was put aside, until dropped.
+/// Asks about files that were put aside, until dropped.
 pub(super) async fn watch(cluster: Arc<Cluster>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        // The coordinator would ask its own tree, where the file lies aside.
+        // On the coordinator itself, the question would go to this very tree, where the file lies aside.
         if !matches!(cluster.seat(), Seat::There(_)) {
             continue;
         }
@@ -32,7 +32,7 @@ async fn look(cluster: &Cluster) -> Result<(), Away> {
     if files.is_empty() {
         return Ok(());
     }
-    // The coordinator is to know what was made here before it says that it does not.
+    // Publishes first, so that the coordinator does not call a file unknown that was made here just now.
     cluster.publish().await?;
     for file in files {
         let answer: Answer<Option<NodeState>> =

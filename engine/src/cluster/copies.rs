@@ -1,6 +1,6 @@
-//! Which copies this node keeps for others, told to the coordinator; and who keeps which, as the coordinator knows it.
+//! Reporting to the coordinator which copies this node keeps, and the coordinator's table of all nodes' copies.
 //!
-//! Owns: finding out what changed and telling it, the table of holders. Does not own: the copies (`namespace::copies`), sending and
+//! Owns: finding and reporting changes, the table of holders. Does not own: the copies (`namespace::copies`), sending and
 //! receiving (`replicate`).
 
 use super::{ANSWER_DEADLINE, Cluster, address_of};
@@ -17,39 +17,39 @@ use tidemark_protocol::key::NodeLife;
 use tidemark_transport::Address;
 use tokio::sync::Notify;
 
-/// A copy is told of at most so often: a checkpoint's are told together.
+/// Shortest interval between two reports, so that a checkpoint's copies are reported together.
 const TELL_PAUSE: Duration = Duration::from_millis(10);
 
-/// How often what is kept is looked at without a reason.
+/// Interval at which kept copies are examined without a notice of a change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Who keeps copies of what.
+/// The nodes that keep copies of each file.
 #[derive(Debug, Default)]
 pub(super) struct Holders {
     by_seal: Mutex<BTreeMap<(FileId, SealNumber), BTreeSet<NodeName>>>,
-    /// What is kept here may have changed.
+    /// Notifies that the copies kept here may have changed.
     pub(super) changed: Notify,
 }
 
 impl Cluster {
-    /// Something that is kept for others came or went.
+    /// Notifies that a copy was added here or dropped.
     pub fn copies_changed(&self) {
         self.holders.changed.notify_one();
     }
 
-    /// These bytes are in Tier-3 from now on: who has them may give them up under pressure.
+    /// Notifies all nodes that these bytes are in Tier-3: nodes that have them may evict them under pressure.
     pub fn tell_objects(&self, objects: Vec<(FileId, SealNumber, ObjectCopy)>) {
         for (file, seal, object) in &objects {
             self.take_copy_object(*file, *seal, object);
         }
         let members = self.members();
         for message in self.objects_messages(objects) {
-            // A node that misses it is told when it next says that it has the bytes.
+            // A node that misses the message gets it again when it next reports the bytes.
             self.tell_others(&members, &message, ANSWER_DEADLINE, "what is in Tier-3");
         }
     }
 
-    /// The same for one node, which said that it has these bytes and does not know that Tier-3 has them.
+    /// Notifies one node, which reported these bytes without knowing that they are in Tier-3.
     pub fn tell_objects_to(&self, life: &NodeLife, objects: Vec<(FileId, SealNumber, ObjectCopy)>) {
         if *life == self.life {
             for (file, seal, object) in &objects {
@@ -75,7 +75,7 @@ impl Cluster {
         batches.into_iter().map(move |objects| ToNode::Objects { epoch, objects })
     }
 
-    /// Tier-3 has these bytes: what is here of them, as a file or as a copy, may give way.
+    /// Records that Tier-3 has these bytes: a file or a copy here that holds them may be evicted.
     pub fn take_object(&self, file: FileId, seal: SealNumber, object: &ObjectCopy) {
         self.take_copy_object(file, seal, object);
         if self.namespace.note_object(file, seal, object.clone()) {
@@ -89,14 +89,14 @@ impl Cluster {
         }
     }
 
-    /// The nodes that keep a copy of these bytes, as the coordinator knows them.
+    /// Returns the nodes that keep a copy of these bytes, as the coordinator knows them.
     #[must_use]
     pub fn holders(&self, file: FileId, seal: SealNumber) -> BTreeSet<NodeName> {
         let holders = self.holders.by_seal.lock().unwrap_or_else(PoisonError::into_inner);
         holders.get(&(file, seal)).cloned().unwrap_or_default()
     }
 
-    /// The nodes that keep a copy of a file, whichever seal.
+    /// Returns the nodes that keep a copy of any seal of a file.
     #[must_use]
     pub fn holders_of(&self, file: FileId) -> BTreeSet<NodeName> {
         let holders = self.holders.by_seal.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,7 +104,8 @@ impl Cluster {
         holders.range(all).flat_map(|(_, names)| names).cloned().collect()
     }
 
-    /// The other nodes that should have these bytes: its home as far as it said so, and who keeps copies, of those that live.
+    /// Returns the other nodes that should have these bytes and are not gone: the file's home if it reported them, and the nodes that
+    /// keep copies.
     #[must_use]
     pub fn keepers(&self, file: FileId, seal: SealNumber) -> Vec<Address> {
         let holders = self.holders(file, seal);
@@ -119,7 +120,7 @@ impl Cluster {
         others.filter(keeps).map(address_of).collect()
     }
 
-    /// Whether a member that lives, besides its home, keeps a copy of these bytes.
+    /// Whether a member that is not gone keeps a copy of these bytes, besides the file's home.
     #[must_use]
     pub fn is_copied(&self, file: FileId, seal: SealNumber) -> bool {
         let holders = self.holders.by_seal.lock().unwrap_or_else(PoisonError::into_inner);
@@ -128,7 +129,7 @@ impl Cluster {
         members.members.iter().any(|member| !member.gone && names.contains(&member.life.node))
     }
 
-    /// Takes in what a node says that it keeps.
+    /// Records the copies that a node reports.
     pub fn take_copies(&self, from: &NodeName, copies: &Copies) {
         let mut holders = self.holders.by_seal.lock().unwrap_or_else(PoisonError::into_inner);
         if copies.whole {
@@ -150,7 +151,7 @@ impl Cluster {
     }
 }
 
-/// Tells the coordinator what is kept here, until dropped.
+/// Reports the copies kept here to the coordinator, until dropped.
 pub async fn tell_copies(cluster: Arc<Cluster>) {
     let mut untold: BTreeSet<(FileId, SealNumber)> = BTreeSet::new();
     let mut seats = cluster.seat_changed.subscribe();
@@ -162,7 +163,7 @@ pub async fn tell_copies(cluster: Arc<Cluster>) {
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
         tokio::time::sleep(TELL_PAUSE).await;
-        // A coordinator that has just begun, with us or at all, knows nothing.
+        // A coordinator that is new, or that has just let this node join, knows nothing of its copies.
         let now = (cluster.joined_number(), cluster.epoch());
         let whole = epoch != Some(now);
         untold.extend(cluster.namespace.take_changed_copies());
@@ -184,7 +185,7 @@ pub async fn tell_copies(cluster: Arc<Cluster>) {
         match cluster.ask::<()>(&ToCoordinator::Copies(copies), ANSWER_DEADLINE).await {
             Ok(()) => {
                 epoch = Some(now);
-                // What has changed meanwhile is among those that are taken next.
+                // `take_changed_copies` returns again, in the next round, what has changed meanwhile.
                 untold.retain(|key| some.binary_search(key).is_err());
                 if !untold.is_empty() {
                     cluster.holders.changed.notify_one();
@@ -210,7 +211,7 @@ fn state_of(copy: &CopyView) -> NodeState {
             mtime_ns: meta.mtime_ns,
             xattrs: meta.xattrs.clone(),
         },
-        // The holder of a copy does not know what was set since.
+        // The holder of a copy does not know attributes that were set since.
         attributes_ns: 0,
         other_names: None,
         kind: NodeKind::File(Box::new(FileFacts {

@@ -1,12 +1,12 @@
-//! The tree's nodes as others are told of them.
+//! The tree's nodes as they are published.
 //!
-//! Owns: the translation, and what became of the processes that wrote. Does not own: the message (protocol), the tree.
+//! Owns: the translation, with the fates of the processes that wrote. Does not own: the message (protocol), the tree.
 
 use tidemark_namespace::{FileView, Namespace, OutgoingBody, OutgoingNode, WriterId, fate_of, object_of};
 use tidemark_protocol::cluster::wire::{FileFacts, NodeKind, NodeState, WireFate, WriterFact};
 use tidemark_protocol::evidence::{Fate, have_ended_well};
 
-/// A node as others are told of it. Reads /proc for each process that wrote it.
+/// Returns a node's state for publication. Reads /proc for each process that wrote the node.
 #[must_use]
 pub fn state_of(namespace: &Namespace, node: OutgoingNode) -> NodeState {
     let kind = match node.body {

@@ -1,7 +1,7 @@
 //! Following the coordinator: joining, beating, publishing.
 //!
-//! Owns: the loop of a node that does not decide. Does not own: who the coordinator is ([`Cluster::sit`] says), which epoch is
-//! followed, when a beat is due and what silence means (`protocol::membership::View`), what the coordinator makes of it (control).
+//! Owns: the loop of a node that is not the coordinator. Does not own: who the coordinator is ([`Cluster::sit`]), which epoch is
+//! followed, when a beat is due and what silence means (`protocol::membership::View`), the coordinator's part (control).
 
 use super::{Away, Cluster, NotIn, Seat, publisher};
 use std::fmt;
@@ -14,26 +14,26 @@ use tidemark_protocol::id::Epoch;
 use tidemark_protocol::label::Labels;
 use tidemark_protocol::membership::{BEAT_MS, SUSPECT_BEATS};
 
-/// How often it is looked whether a beat is due: they are late by this at most.
+/// Interval at which a beat may become due: a beat is late by this at most.
 const BEAT_LOOK: Duration = Duration::from_millis(BEAT_MS / 10);
 
-/// A beat that is not answered within this is missed: a node of less than thousands is suspect by then.
+/// Time after which an unanswered beat counts as missed: in a cluster below thousands of nodes, this node is suspect by then.
 const BEAT_DEADLINE: Duration = Duration::from_millis(BEAT_MS * SUSPECT_BEATS);
 
-/// The longest pause before the coordinator is asked to let us join again.
+/// Longest pause before this node asks to join again.
 const JOIN_AGAIN: Duration = Duration::from_millis(300);
 
-/// How often the ends of processes are looked for.
+/// Interval at which this node looks for ended processes.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What a node says of itself.
+/// A node's description of itself for joins and beats.
 pub struct Presence {
-    /// Where peers reach it.
+    /// The address at which peers reach the node.
     pub address: String,
     pub labels: Labels,
-    /// Of its daemon.
+    /// The daemon's version.
     pub version: String,
-    /// The bytes of Tier-1 that are in use, and its size; asked at every beat.
+    /// Returns Tier-1's used bytes and its size in bytes; called for every beat.
     pub tier1: Box<dyn Fn() -> (u64, u64) + Send + Sync>,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Debug for Presence {
     }
 }
 
-/// Follows whoever is the coordinator, until dropped.
+/// Follows the coordinator, whichever node that is, until dropped.
 pub async fn follow(cluster: Arc<Cluster>, presence: Arc<Presence>) {
     cluster.namespace.collect_outgoing();
     let publishing = tokio::spawn(publish_on(Arc::clone(&cluster)));
@@ -52,7 +52,7 @@ pub async fn follow(cluster: Arc<Cluster>, presence: Arc<Presence>) {
     let mut seats = cluster.seat_changed.subscribe();
     loop {
         if !matches!(cluster.seat(), Seat::There(_)) {
-            // The sender lives as long as the cluster, which we hold.
+            // The sender lives as long as the cluster, which this task holds.
             let _ = seats.changed().await;
             continue;
         }
@@ -65,7 +65,7 @@ pub async fn follow(cluster: Arc<Cluster>, presence: Arc<Presence>) {
     }
 }
 
-/// Joins and beats; returns when the coordinator does not know us any more, or another one decides.
+/// Joins and beats. Returns when the coordinator no longer knows this node, or another node is the coordinator.
 async fn stay(cluster: &Cluster, presence: &Presence) {
     publisher::tell_nothing(cluster).await;
     let answered = cluster.namespace.last_answered();
@@ -82,7 +82,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     let joined: Joined = match cluster.ask(&ToCoordinator::Join(join), super::ANSWER_DEADLINE).await {
         Ok(joined) => joined,
         Err(error) => {
-            // With its causes, which say what to do: another version, a foreign certificate, a name that is taken.
+            // The error's causes say what to do: another version, a foreign certificate, a name that is taken.
             let not_in = NotIn::of(&error);
             if cluster.tried_to_join(Some(not_in.clone())) {
                 tracing::warn!(error = not_in.why, "not a member yet");
@@ -98,7 +98,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     let epoch = joined.admit.epoch;
     let Some(members) = understood(&joined.members) else { return };
     tracing::info!(%epoch, members = members.members.len(), "joined");
-    // The coordinator has begun anew with us.
+    // From here on the coordinator knows only what this node held on joining.
     cluster.names.keep_alone(&cluster.namespace, &joined.alone);
     cluster.joined.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
     cluster.tried_to_join(None);
@@ -106,7 +106,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     cluster.copies_changed();
     cluster.take_members(members);
     let told = async {
-        // A publication that waits for an answer of before is waited for, and beats go on meanwhile.
+        // An earlier publication may still wait for its answer; beats go on while this waits for it.
         cluster.namespace.collect_outgoing();
         publisher::tell_from(cluster, &joined, answered).await;
         while let Err(away) = report(cluster).await {
@@ -121,7 +121,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     }
 }
 
-/// Beats, until another coordinator decides or this one does not know us.
+/// Beats, until another node is the coordinator or this coordinator does not know the node.
 async fn beat_on(cluster: &Cluster, presence: &Presence, epoch: Epoch) {
     loop {
         tokio::time::sleep(BEAT_LOOK).await;
@@ -150,7 +150,7 @@ async fn beat_on(cluster: &Cluster, presence: &Presence, epoch: Epoch) {
                 cluster.heard_clock(epoch, beaten.now_ns);
                 take_newer_members(cluster, beaten.members_number).await;
             }
-            // It does not know us: a new one, or we were declared gone.
+            // The coordinator does not know this node: the coordinator is new, or it declared this node gone.
             Err(Away::Refused(refusal)) => {
                 tracing::warn!(%refusal, "joining again");
                 cluster.view().rejoin();
@@ -163,7 +163,7 @@ async fn beat_on(cluster: &Cluster, presence: &Presence, epoch: Epoch) {
     }
 }
 
-/// A new coordinator answers nobody before it has heard all.
+/// Publishes everything, and then reports that. A new coordinator answers no node before all have reported.
 async fn report(cluster: &Cluster) -> Result<(), Away> {
     cluster.publish().await?;
     cluster.ask(&ToCoordinator::Reported, super::ANSWER_DEADLINE).await
@@ -174,7 +174,7 @@ fn understood(members: &EncodedMembers) -> Option<Arc<Members>> {
     members.decode().inspect_err(warn).ok().map(Arc::new)
 }
 
-/// Asks for the members where the list here is an older one: its change was told while nobody could be reached.
+/// Asks for the members if the list here is older: a change was sent while this node could not be reached.
 pub(super) async fn take_newer_members(cluster: &Cluster, number: u64) {
     let known = cluster.members.borrow().number;
     if known >= number {
@@ -186,14 +186,14 @@ pub(super) async fn take_newer_members(cluster: &Cluster, number: u64) {
                 cluster.take_members(members);
             }
         }
-        // The next beat's answer says it again.
+        // The next beat's answer gives the number again.
         Err(away) => {
             tracing::debug!(error = &away as &dyn std::error::Error, "the members are asked for again")
         }
     }
 }
 
-/// Publishes what changes, soon after it does.
+/// Publishes each change soon after it happens.
 async fn publish_on(cluster: Arc<Cluster>) {
     loop {
         tokio::select! {

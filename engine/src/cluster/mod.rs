@@ -1,19 +1,19 @@
-//! This node among others: one tree over all of them.
+//! One tree over all nodes, as this node keeps it.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `names` | which directories this node may answer for, and asking about the rest |
-//! | `publisher` | telling the coordinator what changed here |
-//! | `facts` | the tree's nodes as others are told of them |
+//! | `names` | the directories that this node holds alone, and asking the coordinator about all others |
+//! | `publisher` | publishing this node's changes to the coordinator |
+//! | `facts` | the tree's nodes as they are published |
 //! | `member` | joining, beating, following the coordinator |
-//! | `calls` | how often the coordinator was asked for what |
-//! | `service` | what other nodes ask of this one |
-//! | `aside` | files of this node that lost their names to others |
-//! | `copies` | which copies are kept here, and who keeps which |
-//! | `pace` | telling nodes that a checkpoint is complete, or that somebody waits |
+//! | `calls` | the number of calls to the coordinator, by kind |
+//! | `service` | answers to other nodes' calls |
+//! | `aside` | files of this node that lost their names to other nodes' files |
+//! | `copies` | which copies this node keeps, and which nodes keep copies of a file |
+//! | `pace` | notifying nodes that a checkpoint is complete, or that a caller waits |
 //! | `participants` | asking other nodes for their parts of a commit |
-//! | `tagged` | one link for all that is asked |
-//! | `witness` | whether this node hears one that the coordinator does not |
+//! | `tagged` | one link for all kinds of calls |
+//! | `witness` | whether this node reaches a node that the coordinator does not |
 //! | `whereabouts` | where a file's bytes can be had |
 //!
 //! Does not own: the coordinator (control), which node that is (the daemon), the tree (`namespace`), links (transport).
@@ -63,13 +63,13 @@ use tidemark_protocol::path::join;
 use tidemark_protocol::report;
 use tidemark_transport::{Address, Link, LinkError, LinkErrorKind, Refusal};
 
-/// How long an answer of the coordinator is waited for that may take other nodes' answers.
+/// Longest wait for an answer of the coordinator that may depend on other nodes' answers.
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
-/// A new coordinator has heard by then who keeps which copies: members tell that when they join, and those that do not are gone.
+/// Time after which a new coordinator knows who keeps which copies: members report their copies when they join, and all others are gone.
 pub(crate) const SETTLED: Duration = Duration::from_secs(5);
 
-/// What the first byte of a call says that it is.
+/// The first byte of a call, which names its kind.
 pub(crate) mod tag {
     /// [`super::ToCoordinator`].
     pub(crate) const COORDINATOR: u8 = b'C';
@@ -77,59 +77,60 @@ pub(crate) mod tag {
     pub(crate) const NODE: u8 = b'N';
     /// Replication.
     pub(crate) const REPLICATION: u8 = b'R';
-    /// A command of a person.
+    /// A person's command.
     pub(crate) const COMMAND: u8 = b'A';
 }
 
-/// Who decides over names and checkpoints: answers what nodes ask of the coordinator.
+/// The coordinator's rules for names and checkpoints: answers the calls of all nodes.
 #[async_trait::async_trait]
 pub trait Authority: Send + Sync + std::fmt::Debug {
-    /// The bytes of the answer that belongs to the message.
+    /// Returns the encoded answer to the message.
     ///
     /// # Errors
     /// A refusal for the asker to read.
     async fn answer(&self, from: NodeLife, message: ToCoordinator) -> Result<Vec<u8>, Refusal>;
 
-    /// The coordinator's own node made a directory; false where another has it already.
+    /// Records that the coordinator's own node made a directory. Returns false if another node holds it already.
     fn made(&self, path: &[u8]) -> bool;
 
-    /// The coordinator's own node gave a directory another name: who has what below it is known under that from now on. Of two that
-    /// changed places (`exchange`) nobody has anything alone.
+    /// Records that the coordinator's own node renamed a directory: directories held below it are known under the new path from now on.
+    /// If two directories changed places (`exchange`), no node holds either, or one below them, alone any more.
     fn moved(&self, from: &[u8], to: &[u8], exchange: bool);
 
-    /// The coordinator itself gave or took away these names: nodes that have them, or their directories, alone are to look again. Not
-    /// waited for, and must not block.
+    /// Recalls these names, or their directories, from the nodes that hold them alone: the coordinator itself made or removed the names.
+    /// Does not wait for the recalls, and must not block.
     fn changed_here(&self, paths: &[&[u8]]);
 
-    /// It is new, and has not heard everybody.
+    /// Whether the coordinator is new, and some nodes have not yet published all they know.
     fn hears_still(&self) -> bool;
 
-    /// Whether what the coordinator's own node did until now is kept elsewhere, for which this waits within bounds. True where nobody keeps it.
+    /// Waits, up to a limit, until every change of the coordinator's own node so far is stored elsewhere. Returns whether it is; true if
+    /// no etcd keeps the names, or etcd is full.
     async fn is_kept(&self) -> bool;
 
-    /// Has everybody who may know of names at or below a path publish them; false where one could not be asked.
+    /// Asks every node that may know of names at or below a path to publish them. Returns false if a node could not be asked.
     async fn hear_below(&self, path: &[u8]) -> bool;
 
-    /// Has every node of which something is expected publish what it knows; a sentence for each that did not.
+    /// Asks every member that is not gone to publish what it knows. Returns a sentence for each that did not.
     async fn hear_all(&self) -> Vec<String>;
 
-    /// The last connection with a node's daemon is gone. Must not block.
+    /// Records that the last connection with a node's daemon is gone. Must not block.
     fn disconnected(&self, life: Life);
 
-    /// Every member, for people.
+    /// Describes every member, for people.
     fn nodes(&self) -> Vec<report::Node>;
 
-    /// Who keeps whose copies, and what that survives.
+    /// Describes who keeps whose copies, and which losses the copies survive.
     fn placement(&self) -> report::Placement;
 
-    /// How often it was asked for what.
+    /// Returns the number of calls of each kind.
     fn calls(&self) -> Vec<(&'static str, u64)>;
 }
 
 /// Where the coordinator is.
 #[derive(Debug, Clone, Default)]
 pub enum Seat {
-    /// Nobody knows.
+    /// Not known.
     #[default]
     Unknown,
     /// In this process.
@@ -160,7 +161,7 @@ pub enum Away {
 }
 
 impl Away {
-    /// Whether it may be otherwise in a moment: another coordinator takes the seat, or this one answers again.
+    /// Whether another try soon may succeed: another coordinator takes the role, or this one answers again.
     fn passes(&self) -> bool {
         match self {
             Self::Nobody | Self::Replaced | Self::New | Self::Late(_) | Self::NotKept => true,
@@ -178,7 +179,7 @@ impl Away {
 pub struct NotIn {
     /// The error with its causes.
     pub why: String,
-    /// Another try does not help before a person changes something.
+    /// Whether further tries fail until a person changes something.
     pub for_good: bool,
 }
 
@@ -204,29 +205,29 @@ pub struct Cluster {
     seat: RwLock<Seat>,
     seat_changed: tokio::sync::watch::Sender<u64>,
     members: tokio::sync::watch::Sender<Arc<Members>>,
-    /// Whom it follows, and when that one last answered.
+    /// The coordinator that this node follows, and when that one last answered.
     view: Mutex<View>,
     began: Instant,
     calls: Calls,
     names: Names,
     publisher: Publisher,
     holders: Holders,
-    /// How often this node was let join.
+    /// How often a coordinator let this node join.
     joined: AtomicU64,
     /// How the last try to join failed; none once one succeeded.
     not_in: Mutex<Option<NotIn>>,
-    /// When the seat was last taken by somebody.
+    /// When the coordinator role was last taken over.
     seated: Mutex<Option<Instant>>,
-    /// It was the coordinator, and collected no states for another.
+    /// Whether this node was the coordinator: it then collected no states for another one.
     led: AtomicBool,
-    /// Who told of the members last, and in which epoch: that node decided then.
+    /// The node that last sent a change of the members, and its epoch: that node was the coordinator of the epoch.
     commander: Mutex<Option<(Epoch, String)>>,
     /// The least difference seen between this node's clock and that of the coordinator of an epoch (`protocol::cluster::clocks` says why).
     ahead_ns: Mutex<Option<(Epoch, i64)>>,
 }
 
 impl Cluster {
-    /// A node that knows of nobody yet.
+    /// Makes the state of a node that knows of no other node yet.
     #[must_use]
     pub fn new(
         life: NodeLife,
@@ -260,14 +261,14 @@ impl Cluster {
         })
     }
 
-    /// This run of this node's daemon.
+    /// Returns the identity of this run of this node's daemon.
     #[must_use]
     pub fn own_life(&self) -> Life {
         let NodeLife { node, incarnation } = self.life.clone();
         Life { node, incarnation, start: self.start }
     }
 
-    /// How often the coordinator, where it is another node, was asked for what.
+    /// Returns the number of calls to the coordinator of each kind, if another node is the coordinator.
     #[must_use]
     pub fn calls(&self) -> Vec<(&'static str, u64)> {
         self.calls.counted()
@@ -277,23 +278,23 @@ impl Cluster {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The clock of [`View`].
+    /// Returns the time of [`View`]'s clock.
     fn now_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Sets how other nodes are reached. Once.
+    /// Sets the link to the other nodes. May be called once.
     pub fn connect(&self, link: Arc<dyn Link>) {
         assert!(self.link.set(link).is_ok(), "a node has one end of the links");
     }
 
-    /// How other nodes are reached.
+    /// Returns the link to the other nodes, once it is set.
     #[must_use]
     pub fn link(&self) -> Option<&Arc<dyn Link>> {
         self.link.get()
     }
 
-    /// From now on this is the coordinator. Directories that this node has alone it goes on having until that one says otherwise.
+    /// Sets where the coordinator is. Directories that this node holds alone stay so until the new coordinator says otherwise.
     pub fn sit(&self, seat: Seat) {
         let mut now = self.seat.write().unwrap_or_else(PoisonError::into_inner);
         let same = matches!((&*now, &seat), (Seat::There(one), Seat::There(other)) if one == other);
@@ -319,32 +320,32 @@ impl Cluster {
         }
     }
 
-    /// Whether this node has been the coordinator for so long that all who keep copies have said it.
+    /// Whether this node has been the coordinator long enough for all members to report the copies they keep.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let seated = *self.seated.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_coordinator() && seated.is_some_and(|at| at.elapsed() >= SETTLED)
     }
 
-    /// Where the coordinator is.
+    /// Returns where the coordinator is.
     #[must_use]
     pub fn seat(&self) -> Seat {
         self.seat.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether this node decides, or a coordinator has let it in, which may be away by now.
+    /// Whether this node is the coordinator, or a coordinator has let it join, which may be away by now.
     #[must_use]
     pub fn is_in(&self) -> bool {
         self.is_coordinator() || !matches!(self.coordinator(), Coordinator::Unknown)
     }
 
-    /// How the last try to join failed; none where it succeeded, and before the first.
+    /// Returns how the last try to join failed; none if it succeeded, and before the first.
     #[must_use]
     pub fn why_not_in(&self) -> Option<NotIn> {
         self.not_in.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Notes how a try to join ended. Whether that is news.
+    /// Records how a try to join ended. Returns whether the result differs from the last one.
     fn tried_to_join(&self, not_in: Option<NotIn>) -> bool {
         let mut noted = self.not_in.lock().unwrap_or_else(PoisonError::into_inner);
         let is_news = *noted != not_in;
@@ -352,7 +353,7 @@ impl Cluster {
         is_news
     }
 
-    /// Changes of who the coordinator is.
+    /// Notifies of each change of the coordinator.
     #[must_use]
     pub fn watch_seat(&self) -> tokio::sync::watch::Receiver<u64> {
         self.seat_changed.subscribe()
@@ -362,32 +363,32 @@ impl Cluster {
         self.joined.load(Ordering::Acquire)
     }
 
-    /// Whether this node decides.
+    /// Whether this node is the coordinator.
     #[must_use]
     pub fn is_coordinator(&self) -> bool {
         matches!(*self.seat.read().unwrap_or_else(PoisonError::into_inner), Seat::Here(_))
     }
 
-    /// The members as they were last told.
+    /// Returns the members as last published.
     #[must_use]
     pub fn members(&self) -> Arc<Members> {
         Arc::clone(&self.members.borrow())
     }
 
-    /// Changes of the members.
+    /// Notifies of each change of the members.
     #[must_use]
     pub fn watch_members(&self) -> tokio::sync::watch::Receiver<Arc<Members>> {
         self.members.subscribe()
     }
 
-    /// The member of that life.
+    /// Returns the member of that life.
     #[must_use]
     pub fn member_of(&self, incarnation: Incarnation) -> Option<Member> {
         let members = self.members.borrow();
         members.members.iter().find(|member| member.life.incarnation == incarnation).cloned()
     }
 
-    /// The members are these now. What is older than what is known is not taken.
+    /// Replaces the list of members, unless the new list is older than the known one.
     pub fn take_members(&self, members: Arc<Members>) {
         self.saw_epoch(members.epoch);
         self.members.send_if_modified(|known| {
@@ -402,7 +403,7 @@ impl Cluster {
     /// Follows a change of the members.
     ///
     /// # Errors
-    /// One before it was missed: the whole list is to be asked for.
+    /// An earlier change was missed: the caller has to ask for the whole list.
     pub fn follow_members(&self, change: MembersChange) -> Result<(), Missed> {
         self.saw_epoch(change.epoch);
         let mut followed = Ok(false);
@@ -413,23 +414,23 @@ impl Cluster {
         followed.map(drop)
     }
 
-    /// The highest epoch that was seen.
+    /// Returns the highest epoch that was seen.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.view().epoch()
     }
 
-    /// An epoch was heard of. False when it is older than one that was seen: who speaks has been replaced.
+    /// Records an epoch. Returns false if a higher one was seen: the sender has then been replaced.
     pub fn saw_epoch(&self, epoch: Epoch) -> bool {
         self.view().follow(epoch).is_ok()
     }
 
-    /// A coordinator told of its members.
+    /// Records that a coordinator sent a change of its members.
     fn heard_commander(&self, epoch: Epoch, node: String) {
         *self.commander.lock().unwrap_or_else(PoisonError::into_inner) = Some((epoch, node));
     }
 
-    /// The coordinator of the highest epoch that was seen, where it was heard from itself.
+    /// Returns the coordinator of the highest epoch that was seen, if it sent its members to this node.
     #[must_use]
     pub fn commander(&self) -> Option<Address> {
         let (epoch, node) = self.commander.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
@@ -438,7 +439,7 @@ impl Cluster {
         member.filter(|_| epoch == self.epoch()).map(address_of)
     }
 
-    /// The coordinator of that epoch said its time.
+    /// Records the clock of that epoch's coordinator.
     fn heard_clock(&self, epoch: Epoch, theirs_ns: i64) {
         let seen = self.namespace.now_ns().saturating_sub(theirs_ns);
         let mut ahead = self.ahead_ns.lock().unwrap_or_else(PoisonError::into_inner);
@@ -446,7 +447,7 @@ impl Cluster {
         *ahead = Some((epoch, least));
     }
 
-    /// How many nanoseconds this node's clock is ahead of that of the coordinator of that epoch, as far as it was heard.
+    /// Returns how many nanoseconds this node's clock is ahead of the clock of that epoch's coordinator; none before its first answer.
     #[must_use]
     pub fn ahead_of_coordinator(&self, epoch: Epoch) -> Option<i64> {
         let ahead = *self.ahead_ns.lock().unwrap_or_else(PoisonError::into_inner);
@@ -459,7 +460,7 @@ impl Cluster {
         self.is_coordinator() || matches!(self.coordinator(), Coordinator::Heard { .. })
     }
 
-    /// Whether somebody decides for this node, which is not the coordinator itself.
+    /// Returns what this node, which is not the coordinator itself, knows of its coordinator.
     #[must_use]
     pub fn coordinator(&self) -> Coordinator {
         let now_ms = self.now_ms();
@@ -490,7 +491,7 @@ impl Cluster {
                 let mut seats = self.seat_changed.subscribe();
                 let answer = tokio::select! {
                     answer = link.call(&address, tagged(tag::COORDINATOR, message)?, deadline) => answer,
-                    // The answer of one that has been replaced is nobody's.
+                    // An answer of a replaced coordinator is not used.
                     _ = seats.changed() => return Err(Away::Replaced),
                 };
                 let answer = answer.map_err(|error| match error {
@@ -504,10 +505,10 @@ impl Cluster {
         Ok(wire::decode(&bytes)?)
     }
 
-    /// Hands a person's command to the coordinator; both ends agree on the bytes.
+    /// Forwards a person's command to the coordinator; both ends agree on the bytes.
     ///
     /// # Errors
-    /// The coordinator is away, or refuses. [`Away::Nobody`] where it is this node.
+    /// The coordinator is away, or refuses. [`Away::Nobody`] if this node is the coordinator.
     pub async fn forward(&self, command: &[u8], deadline: Duration) -> Result<Bytes, Away> {
         let Seat::There(address) = self.seat() else { return Err(Away::Nobody) };
         let link = self.link.get().ok_or(Away::Nobody)?;
@@ -521,7 +522,7 @@ impl Cluster {
     /// Asks a node.
     ///
     /// # Errors
-    /// As the link's; a message that it does not take.
+    /// The link's errors; also a message that the link does not accept.
     pub async fn ask_node<T: DeserializeOwned>(
         &self,
         node: &Address,
@@ -533,8 +534,8 @@ impl Cluster {
         Ok(wire::decode(&answer)?)
     }
 
-    /// Tells every other member of which something is expected, each on its own; `what` is said in the log of one that cannot be told.
-    /// Encoded once: to all nodes of a large cluster that is megabytes. Gives how many bytes are on their way.
+    /// Sends a message to every other member that is not gone, each on its own, and logs each failure with `what`. Encodes it once,
+    /// because the copies for a large cluster take megabytes. Returns how many bytes were queued.
     pub fn tell_others(
         &self,
         members: &Members,
@@ -545,7 +546,7 @@ impl Cluster {
         self.tell_each(members.members.iter(), message, deadline, what)
     }
 
-    /// The same for some members.
+    /// Does as [`Cluster::tell_others`], for some members.
     fn tell_each<'a>(
         &self,
         members: impl Iterator<Item = &'a Member>,
@@ -575,10 +576,10 @@ impl Cluster {
         bytes
     }
 
-    /// Sends the coordinator everything that it has not heard.
+    /// Publishes every change that the coordinator has not received.
     ///
     /// # Errors
-    /// The coordinator is away; it is told later.
+    /// The coordinator is away; the changes are published later.
     pub async fn publish(&self) -> Result<(), Away> {
         match self.seat() {
             Seat::Here(authority) => {
@@ -592,18 +593,19 @@ impl Cluster {
         }
     }
 
-    /// The same for who only wants the coordinator to know.
+    /// Does as [`Cluster::publish`], but does not wait until the coordinator's own changes are stored elsewhere.
     async fn publish_unkept(&self) -> Result<(), Away> {
         publisher::publish(self).await
     }
 
-    /// On the coordinator: it is new, and has not heard everybody. False on all others.
+    /// Whether this node is a new coordinator, and some nodes have not yet published all they know.
     #[must_use]
     pub fn hears_still(&self) -> bool {
         matches!(self.seat(), Seat::Here(authority) if authority.hears_still())
     }
 
-    /// On the coordinator: everybody who may know of names at or below a path has told them; false where one could not be asked.
+    /// On the coordinator, asks every node that may know of names at or below a path to publish them. Returns false if a node could not
+    /// be asked, and on every other node.
     pub(crate) async fn hear_below(&self, path: &[u8]) -> bool {
         match self.seat() {
             Seat::Here(authority) => authority.hear_below(path).await,
@@ -611,20 +613,20 @@ impl Cluster {
         }
     }
 
-    /// On the coordinator: its loop gave or took away these names, which is no call that was let go on.
+    /// On the coordinator, recalls these names from other nodes: its loop, and not a call with leave, made or removed them.
     pub(crate) fn changed_here(&self, paths: &[&[u8]]) {
         if let Seat::Here(authority) = self.seat() {
             authority.changed_here(paths);
         }
     }
 
-    /// Until when what was done here is in this node's publications up to one; none: nobody has any.
+    /// Returns the moment up to which this node's publications, up to the given one, hold all changes here; none: no node has any.
     #[must_use]
     pub fn told_until(&self, publication: Option<u64>) -> Moment {
         self.publisher.told_until(publication.unwrap_or(0))
     }
 
-    /// The same for a thread that is not the runtime's. Blocks.
+    /// Does as [`Cluster::publish`], for a thread outside the runtime. Blocks.
     ///
     /// # Errors
     /// As [`Cluster::publish`].
@@ -632,15 +634,15 @@ impl Cluster {
         self.runtime.block_on(self.publish())
     }
 
-    /// The namespace of this node.
+    /// Returns the namespace of this node.
     #[must_use]
     pub fn namespace(&self) -> &Arc<Namespace> {
         &self.namespace
     }
 
-    /// What this node made is its own.
+    /// Records that this node made a directory, and so holds it alone.
     pub fn made_directory(&self, node: NodeId) {
-        // In the coordinator's tree others see it at once, and one of them may have it by now.
+        // Other nodes see a directory in the coordinator's tree at once, and one of them may hold it by now.
         if let Seat::Here(authority) = self.seat()
             && !self.namespace.path_of(node).is_some_and(|path| authority.made(&path))
         {
@@ -649,7 +651,7 @@ impl Cluster {
         self.names.hold(&self.namespace, node);
     }
 
-    /// A name was moved here. On other nodes the operation says so to the coordinator.
+    /// Records a rename on this node. If this node is not the coordinator, the published operation reports the rename.
     pub fn moved(&self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) {
         let directory = |(parent, name): (NodeId, &[u8])| self.namespace.child_directory(parent, name);
         let moved: Vec<NodeId> = if exchange {
@@ -669,13 +671,13 @@ impl Cluster {
     }
 }
 
-/// Where a member is reached.
+/// Returns the address of a member.
 #[must_use]
 pub fn address_of(member: &Member) -> Address {
     Address { node: member.life.node.to_string(), address: member.address.clone() }
 }
 
-/// The body of a call.
+/// Builds the body of a call.
 pub(crate) fn tagged<T: serde::Serialize>(tag: u8, message: &T) -> Result<Bytes, WireError> {
     let mut body = vec![tag];
     body.extend(wire::encode(message)?);

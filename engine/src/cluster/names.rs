@@ -1,11 +1,11 @@
-//! Which directories this node may answer for, and asking the coordinator about the rest.
+//! Directories that this node holds alone, and asking the coordinator about all others.
 //!
-//! Owns: the directories that are this node's alone, who works in them now, what is done while the coordinator is away.
+//! Owns: the directories that this node holds alone, the calls at work in them, what is done while the coordinator is away.
 //! Does not own: who gets a directory (the coordinator), the names themselves (`namespace`).
 //!
-//! In a directory of its own a node asks nobody. Elsewhere it publishes what it knows, asks for the one name, brings it to what
-//! it was told, and lets the call go on. A directory is given back only when no call is at work in it: what such a call does is
-//! published before another node may look.
+//! In a directory that it holds alone, a node asks no one. Elsewhere it publishes its changes, asks the coordinator about the one
+//! name, applies the answer to its tree, and lets the call go on. A directory is given back only when no call is at work in it,
+//! so that the call's changes are published before another node may look.
 
 use super::{ANSWER_DEADLINE, Away, Cluster};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -18,47 +18,47 @@ use tidemark_protocol::cluster::wire::{
 use tidemark_transport::{LinkErrorKind, Refusal};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Directories held at a time. One that is forgotten costs a question; about 200 bytes each.
+/// Maximum number of directories held at a time, about 200 bytes each. Forgetting a directory costs a question.
 const HELD_MAX: usize = 65_536;
 
-/// Directories remembered that were recalled: far more than answers are on their way at a time.
+/// Maximum number of recalled directories that are remembered: far more than answers on their way at a time.
 const GIVEN_BACK_MAX: usize = 4096;
 
-/// For so long an answer may be on its way that still says that a directory is this node's alone: what the coordinator waits for a
-/// recall, and some more. After that the coordinator did not hear that it was given back, and means it.
+/// Longest time that an answer sent before a recall may be on its way: the coordinator's wait for a recall, and some more. An answer
+/// after this is meant: the coordinator did not hear that the directory was given back.
 const GIVEN_BACK_FOR: Duration = Duration::from_secs(6);
 
-/// How long a call at work in a directory is waited for before the directory is given back: an open for writing may copy the bytes first.
+/// Longest wait for a call at work in a directory before the directory is given back: an open for writing may copy the bytes first.
 /// No call waits for room meanwhile (`fuse/src/room.rs`).
 const WORK_MAX: Duration = Duration::from_secs(35);
 
-/// How long a name waits for a coordinator that is away, once an outage.
+/// Longest wait of a call on a name for a coordinator that is away, once an outage.
 const OUTAGE_WAIT: Duration = Duration::from_millis(200);
 
-/// How long a look-up, or an open whose bytes are elsewhere, waits for a coordinator that is away, or that does not know yet, before it
-/// fails: a new one is there in four seconds.
+/// Longest wait of a look-up, or of an open whose bytes are elsewhere, for a coordinator that is away or does not know yet, before the
+/// call fails. A new coordinator is there within four seconds.
 pub(super) const MISS_WAIT: Duration = Duration::from_secs(20);
 
-/// Directories that a directory with another name may have below it, all of them held, before the coordinator is asked: more than a
-/// checkpoint has, and quicker to look at than it is to ask.
+/// Maximum number of directories below a renamed directory, all held, for which the coordinator is not asked: more than a checkpoint
+/// has, and quicker to examine than a question.
 const CLEAR_MAX: usize = 64;
 
-/// Questions about names on their way at once: each holds one of the 64 calls that a connection has, which beats need, too.
+/// Maximum number of questions about names on their way: each takes one of a connection's 64 calls, which beats need, too.
 const ASKS_MAX: usize = 16;
 
-/// Between two tries.
+/// Pause between two tries.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What a call is about to do with a name.
+/// The use that a call is about to make of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access<'a> {
-    /// See what it stands for.
+    /// Reads the meaning of a name.
     Look { parent: NodeId, name: &'a [u8] },
-    /// Make it, change what it stands for, or take it away. `sure`: somebody else's must not be replaced unseen.
+    /// Makes, changes or removes a name. `sure`: another node's file must not be replaced unseen.
     Change { parent: NodeId, name: &'a [u8], sure: bool },
-    /// Give a directory another name, or take it away.
+    /// Renames or removes a directory.
     Move { parent: NodeId, name: &'a [u8] },
-    /// See everything in a directory.
+    /// Lists a directory.
     List { directory: NodeId },
 }
 
@@ -67,12 +67,12 @@ pub enum Access<'a> {
 pub struct Guard {
     cluster: Arc<Cluster>,
     held: Option<NodeId>,
-    /// A name of a directory that others change, too.
+    /// A name of a directory that other nodes change, too.
     name: Option<(NodeId, Vec<u8>)>,
 }
 
 impl Guard {
-    /// The directory is this node's alone: what the call does may be published later.
+    /// Whether this node holds the directory alone: the call's changes may then be published later.
     #[must_use]
     pub fn is_alone(&self) -> bool {
         self.held.is_some()
@@ -99,7 +99,7 @@ pub(super) struct Names {
     turns: Turns,
 }
 
-/// To ask the coordinator.
+/// Permits for questions to the coordinator.
 #[derive(Debug)]
 struct Turns(Semaphore);
 
@@ -112,15 +112,15 @@ impl Default for Turns {
 #[derive(Debug, Default)]
 struct Held {
     directories: HashMap<NodeId, Holding>,
-    /// Calls at work on single names of directories that are not held, from before they ask.
+    /// Numbers of calls at work on single names of directories that are not held, counted from before they ask.
     at_work: HashMap<(NodeId, Vec<u8>), u32>,
-    /// Directories that were recalled: an answer on its way may still say that they are this node's alone.
+    /// Directories that were recalled: an answer on its way may still say that this node holds them alone.
     given_back: GivenBack,
-    /// How many held directories lie below each.
+    /// Number of held directories below each directory.
     above: HashMap<NodeId, u32>,
 }
 
-/// The last that were recalled, the oldest first.
+/// The directories that were recalled last, the oldest first.
 #[derive(Debug, Default)]
 struct GivenBack {
     nodes: HashMap<NodeId, Instant>,
@@ -140,7 +140,7 @@ impl GivenBack {
         }
     }
 
-    /// Whether it was recalled just now.
+    /// Whether the directory was recalled less than [`GIVEN_BACK_FOR`] ago.
     fn is_recent(&self, node: NodeId) -> bool {
         self.nodes.get(&node).is_some_and(|at| at.elapsed() < GIVEN_BACK_FOR)
     }
@@ -149,9 +149,9 @@ impl GivenBack {
 #[derive(Debug)]
 struct Holding {
     at_work: u32,
-    /// It is being given back: no new call may begin.
+    /// Whether the directory is being given back: no new call may begin.
     recalled: bool,
-    /// The directories above it, which cannot move while it is held.
+    /// The directories above, which cannot move while this one is held.
     above: Vec<NodeId>,
 }
 
@@ -160,7 +160,7 @@ impl Names {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The directory is this node's alone; false where it was recalled before that was heard.
+    /// Records that this node holds the directory alone. Returns false if it was recalled before the answer came.
     pub(super) fn hold(&self, namespace: &Namespace, node: NodeId) -> bool {
         let mut above = Vec::new();
         let mut at = node;
@@ -190,7 +190,7 @@ impl Names {
         true
     }
 
-    /// Begins a call in a directory that is held.
+    /// Begins a call in a directory. Returns false if the directory is not held.
     fn enter(&self, node: NodeId) -> bool {
         match self.lock().directories.get_mut(&node) {
             Some(holding) if !holding.recalled => {
@@ -218,7 +218,7 @@ impl Names {
         held.above.contains_key(&node) || held.directories.contains_key(&node)
     }
 
-    /// Lets no new call begin in a directory, and waits, bounded, for those at work.
+    /// Lets no new call begin in a directory, and waits up to [`WORK_MAX`] for calls at work.
     pub(super) fn recall(&self, node: NodeId) {
         let until = Instant::now() + WORK_MAX;
         let mut held = self.lock();
@@ -235,7 +235,7 @@ impl Names {
         }
     }
 
-    /// A call begins to work on a name.
+    /// Records that a call begins to work on a name.
     fn begin(&self, name: (NodeId, Vec<u8>)) {
         *self.lock().at_work.entry(name).or_insert(0) += 1;
     }
@@ -252,7 +252,7 @@ impl Names {
         self.left.notify_all();
     }
 
-    /// Waits, bounded, until no call works on a name.
+    /// Waits up to [`WORK_MAX`] until no call works on a name.
     pub(super) fn settle(&self, name: &(NodeId, Vec<u8>)) {
         let until = Instant::now() + WORK_MAX;
         let mut held = self.lock();
@@ -263,12 +263,12 @@ impl Names {
         }
     }
 
-    /// The directory is not this node's alone any more.
+    /// Records that this node no longer holds the directory alone.
     pub(super) fn forget(&self, node: NodeId) {
         self.lock().forget(node);
     }
 
-    /// Neither the directory nor any below it is this node's alone any more.
+    /// Records that this node no longer holds the directory, or any below it, alone.
     pub(super) fn forget_below(&self, node: NodeId) {
         let mut held = self.lock();
         let is_below = |at: &NodeId, holding: &Holding| *at == node || holding.above.contains(&node);
@@ -278,13 +278,13 @@ impl Names {
         }
     }
 
-    /// The directories that are held, some of very many.
+    /// Returns the paths of the held directories; of at most [`BATCH_ITEMS_MAX`].
     pub(super) fn alone(&self, namespace: &Namespace) -> Vec<Vec<u8>> {
         let held: Vec<_> = self.lock().directories.keys().copied().take(BATCH_ITEMS_MAX).collect();
         held.into_iter().filter_map(|node| namespace.path_of(node)).collect()
     }
 
-    /// Only these are held from now on: what another coordinator lets this node have.
+    /// Forgets all held directories but these, which a new coordinator lets this node hold on.
     pub(super) fn keep_alone(&self, namespace: &Namespace, paths: &[Vec<u8>]) {
         let kept: HashSet<NodeId> = paths.iter().filter_map(|path| namespace.node_at(path)).collect();
         let mut held = self.lock();
@@ -295,7 +295,7 @@ impl Names {
         held.given_back = GivenBack::default();
     }
 
-    /// Since when nobody answers, where this was asked at `asked`.
+    /// Returns when the outage began: at `asked`, unless it had begun before.
     fn outage_begun(&self, asked: Instant) -> Instant {
         *self.outage.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(asked)
     }
@@ -320,7 +320,7 @@ impl Held {
 }
 
 impl Cluster {
-    /// Leave at once, where nobody has to be asked.
+    /// Gives leave at once, if the coordinator need not be asked.
     #[must_use]
     pub fn try_enter(self: &Arc<Self>, access: Access<'_>) -> Option<Guard> {
         let directory = access.directory();
@@ -331,13 +331,13 @@ impl Cluster {
             && let Some(child) = self.namespace.child_directory(parent, name)
             && self.names.is_at_or_above_held(child)
         {
-            // What leads to a directory that is held stays where it is.
+            // A directory above a held directory cannot move.
             return Some(self.guard(None, None));
         }
         None
     }
 
-    /// Whether nobody has to be taken out of what is moved: others may have a directory below one that is this node's.
+    /// Whether no node has to be evicted from a directory that is moved. Another node may hold a directory below one that this node holds.
     fn is_clear(&self, access: Access<'_>) -> bool {
         let Access::Move { parent, name } = access else { return true };
         let Some(child) = self.namespace.child_directory(parent, name) else { return true };
@@ -345,17 +345,17 @@ impl Cluster {
         below.is_some_and(|below| self.names.holds_all(&below))
     }
 
-    /// Leave after asking. Blocks; not for a thread of the runtime.
+    /// Gives leave, after asking the coordinator if necessary. Blocks; not for a thread of the runtime.
     ///
     /// # Errors
-    /// [`FsError::Io`] where only the coordinator could say, and it is away for longer than is waited.
+    /// [`FsError::Io`] if only the coordinator could answer, and it is away for longer than [`MISS_WAIT`].
     pub fn enter(self: &Arc<Self>, access: Access<'_>) -> Result<Guard, FsError> {
         let give_up = Instant::now() + MISS_WAIT;
         loop {
             if let Some(guard) = self.try_enter(access) {
                 return Ok(guard);
             }
-            // A call that waits for a turn is not at work on a name yet, and may have nothing to ask any more then.
+            // While a call waits for its turn, it is not at work on a name yet, and its question may become needless.
             let turn = self.runtime.block_on(self.turn_until(give_up));
             let asked_at = Instant::now();
             if let Some(guard) = self.try_enter(access) {
@@ -363,14 +363,14 @@ impl Cluster {
             }
             let directory = access.directory();
             let path = self.namespace.path_of(directory).ok_or(FsError::Stale)?;
-            // Before it is asked for: once it is promised, whoever is next waits until this call is done.
+            // Begins before asking: once the name is promised to this call, the next asker waits until this call is done.
             let name = access.changed().map(|name| (directory, name.to_vec()));
             if let Some(name) = &name {
                 self.names.begin(name.clone());
             }
             let guard = self.guard(None, name);
             let asked = turn.map_err(Asked::Away).and_then(|_turn| {
-                // Its turn is over with the answer.
+                // The turn ends with the answer.
                 self.runtime.block_on(self.ask_about(&path, access))
             });
             match asked {
@@ -380,12 +380,12 @@ impl Cluster {
                         return Ok(guard);
                     }
                     let is_held = self.names.hold(&self.namespace, directory);
-                    // Whoever was below has been taken out of it, as the answer says.
+                    // The answer says that every other node was evicted from the directories below.
                     if is_held && matches!(access, Access::Move { .. }) && self.names.enter(directory) {
                         return Ok(self.guard(Some(directory), None));
                     }
                     if !is_held {
-                        // It was recalled while the answer was on its way: the answer promises nothing any more.
+                        // The directory was recalled while the answer was on its way, so the answer promises nothing any more.
                         drop(guard);
                         if Instant::now() >= give_up {
                             return Err(FsError::Io);
@@ -396,8 +396,8 @@ impl Cluster {
                 Err(Asked::Gone) => return Err(FsError::NotFound),
                 Err(Asked::Here(error)) => return Err(error),
                 Err(Asked::Away(away)) => {
-                    // A coordinator that waits for another node's word is not away: what goes on without that word may be
-                    // made twice.
+                    // A coordinator that waits for another node is not away: a call that went on without that node's answer might
+                    // make a file twice.
                     if !matches!(away, Away::Refused(_)) {
                         let begun = self.names.outage_begun(asked_at);
                         if begun.elapsed() >= OUTAGE_WAIT && self.goes_on(access) {
@@ -416,11 +416,11 @@ impl Cluster {
         }
     }
 
-    /// Tells what was done in a directory that others change, too, and waits for a coordinator as a look-up does. Blocks; not for a
+    /// Publishes changes in a directory that other nodes change, too. Waits for a coordinator as a look-up does. Blocks; not for a
     /// thread of the runtime.
     ///
     /// # Errors
-    /// [`FsError::Io`]: none was there for so long. It is told later.
+    /// [`FsError::Io`]: no coordinator answered within [`MISS_WAIT`]. The changes are published later.
     pub fn publish_ordered(&self) -> Result<(), FsError> {
         let give_up = Instant::now() + MISS_WAIT;
         loop {
@@ -436,10 +436,10 @@ impl Cluster {
         }
     }
 
-    /// Tells what was begun, which does not wait for a coordinator that is silent. Blocks; not for a thread of the runtime.
+    /// Publishes begun changes, without waiting for a silent coordinator. Blocks; not for a thread of the runtime.
     ///
     /// # Errors
-    /// It is told later.
+    /// The coordinator is away or silent; the changes are published later.
     pub fn publish_begun(&self) -> Result<(), Away> {
         self.runtime.block_on(self.unless_silent(self.publish()))
     }
@@ -448,8 +448,8 @@ impl Cluster {
         Guard { cluster: Arc::clone(self), held, name }
     }
 
-    /// Whether the call may go on without the coordinator: what it finds here is this node's to say, or is made here and
-    /// published later.
+    /// Whether the call may go on without the coordinator: this node knows the name, or makes it here and publishes it
+    /// later.
     fn goes_on(&self, access: Access<'_>) -> bool {
         match access {
             Access::Look { parent, name } => self.namespace.has_name(parent, name),
@@ -458,9 +458,9 @@ impl Cluster {
         }
     }
 
-    /// Whether the directory is this node's alone from now on.
+    /// Asks the coordinator. Returns whether this node holds the directory alone from now on.
     async fn ask_about(&self, path: &[u8], access: Access<'_>) -> Result<bool, Asked> {
-        // The coordinator is to know what we know before it says what is there; what is done from here on it does not know.
+        // Publishes first, so that the coordinator's answer covers this node's changes so far. Later changes are not in the answer.
         let asked_at = self.namespace.names_number();
         self.publish_soon().await?;
         if let Access::List { .. } = access {
@@ -468,7 +468,7 @@ impl Cluster {
             let found: Option<Vec<NodeState>> = known(self.ask_soon(&message).await?)?;
             let found = found.ok_or(Asked::Gone)?;
             if self.is_coordinator() {
-                // The answer is from this very tree, which may be further by now.
+                // The answer is from this very tree, which may have changed since.
                 return Ok(false);
             }
             self.namespace.settle_directory(path, &found, asked_at).map_err(Asked::Here)?;
@@ -496,7 +496,7 @@ impl Cluster {
         Ok(false)
     }
 
-    /// Others' questions may wait for a node that is silent.
+    /// Waits for a turn to ask. The calls that have turns may themselves wait for a silent node.
     async fn turn_until(&self, give_up: Instant) -> Result<SemaphorePermit<'_>, Away> {
         let turn = async { self.names.turns.0.acquire().await.map_err(|_| Away::Nobody) };
         let longest = give_up.saturating_duration_since(Instant::now());
@@ -517,7 +517,7 @@ impl Cluster {
         self.unless_silent(self.ask(message, ANSWER_DEADLINE)).await.map_err(Asked::Away)
     }
 
-    /// Waits for an answer while the coordinator shows that it lives.
+    /// Waits for an answer as long as the coordinator answers anything.
     async fn unless_silent<T>(&self, answer: impl Future<Output = Result<T, Away>>) -> Result<T, Away> {
         let silence = async {
             tokio::time::sleep(OUTAGE_WAIT).await;
@@ -532,12 +532,12 @@ impl Cluster {
     }
 }
 
-/// Why there is no answer.
+/// The reason for a missing answer.
 #[derive(Debug)]
 enum Asked {
-    /// The directory is not there any more.
+    /// The directory no longer exists.
     Gone,
-    /// The answer could not be brought about in this node's tree.
+    /// The answer could not be applied to this node's tree.
     Here(FsError),
     Away(Away),
 }
@@ -550,7 +550,7 @@ fn known<T>(answer: Answer<T>) -> Result<T, Asked> {
 }
 
 impl Access<'_> {
-    /// The name that is about to change.
+    /// Returns the name that is about to change.
     fn changed(&self) -> Option<&[u8]> {
         match self {
             Self::Change { name, .. } | Self::Move { name, .. } => Some(name),

@@ -1,6 +1,6 @@
-//! The coordinator's word that a checkpoint is complete, or that somebody waits, for those who pace the copies of what they wrote.
+//! Notifying the nodes that pace their copies that a checkpoint is complete, or that a caller waits.
 //!
-//! Owns: telling it, once and without waiting for anybody. Does not own: when it is so (`node::pace`), the pace (`replicate`).
+//! Owns: the notice, sent once and without waiting for answers. Does not own: when to send it (`node::pace`), the pace (`replicate`).
 
 use super::{ANSWER_DEADLINE, Cluster};
 use std::collections::BTreeSet;
@@ -8,8 +8,8 @@ use tidemark_protocol::cluster::wire::ToNode;
 use tidemark_protocol::id::Incarnation;
 
 impl Cluster {
-    /// A checkpoint with files of these lives is complete. Who misses it goes on at the pace that it has, and takes the interval to be
-    /// twice as long once. For the coordinator; others are not heeded.
+    /// Notifies these lives that a checkpoint with files of theirs is complete. A node that misses the notice keeps its pace, and once
+    /// takes the interval to be twice as long. Only a coordinator's notice is heeded.
     pub fn tell_completed(&self, homes: &BTreeSet<Incarnation>) {
         let members = self.members();
         let wrote = members.members.iter().filter(|member| homes.contains(&member.life.incarnation));
@@ -17,7 +17,7 @@ impl Cluster {
         self.tell_each(wrote, &message, ANSWER_DEADLINE, "that a checkpoint is complete");
     }
 
-    /// Somebody waits for what any node has. For the coordinator; others are not heeded.
+    /// Notifies all nodes that a caller waits for copies of any node's files. Only a coordinator's notice is heeded.
     pub fn tell_waited_for(&self) {
         let message = ToNode::Pace { epoch: self.epoch(), waited_for: true };
         self.tell_others(&self.members(), &message, ANSWER_DEADLINE, "that somebody waits");

@@ -1,6 +1,6 @@
-//! Other nodes' parts of a commit, as the one who coordinates it asks for them.
+//! Asking other nodes for their parts of a commit, on the coordinator.
 //!
-//! Owns: asking. Does not own: phase 1 (`save::share`).
+//! Owns: the question. Does not own: phase 1 (`save::share`).
 
 use super::{Cluster, address_of};
 use crate::save::share::{Participants, Unheard};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidemark_protocol::cluster::wire::{Member, Prepare, Preparing, ToNode};
 use tidemark_protocol::id::{Epoch, Incarnation};
 
-/// A node that does not answer within this is asked again with the next try of the attempt.
+/// Longest wait for an answer. A node that does not answer in time is asked again with the next try of the attempt.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 impl Cluster {

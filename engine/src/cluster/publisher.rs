@@ -1,7 +1,7 @@
-//! Telling the coordinator what changed here, in order, each thing once.
+//! Publishing this node's changes to the coordinator, in order and each once.
 //!
-//! Owns: what is sent next, the publication that is on its way, whether everything has to be told. Does not own: collecting and numbers
-//! (`namespace::outgoing`), what the coordinator makes of it.
+//! Owns: the next publication, the one that is on its way, whether everything has to be published. Does not own: collecting and numbers
+//! (`namespace::outgoing`), the coordinator's use of it.
 
 use super::facts::{state_of, writer_fact};
 use super::{ANSWER_DEADLINE, Away, Cluster};
@@ -15,25 +15,25 @@ use tidemark_protocol::cluster::wire::{
 };
 use tidemark_protocol::id::FileId;
 
-/// Processes whose end is still to be told: the writers of a node, over the last saves.
+/// Maximum number of processes whose end is still to be published: a node's writers over the last saves.
 const WATCHED_MAX: usize = 16_384;
 
 #[derive(Debug, Default)]
 pub(super) struct Publisher {
-    /// One publication at a time.
+    /// The right to publish: one publication is sent at a time.
     turn: tokio::sync::Mutex<Turn>,
-    /// Whether it is known how far the coordinator has heard this node. A publication on its way holds it.
+    /// Whether this node knows which of its publications the coordinator has. A publication on its way holds the lock.
     compared: tokio::sync::RwLock<bool>,
-    /// Apart, since a publication may wait for a coordinator that is gone.
+    /// Apart from `turn`, because a publication may wait for a coordinator that is gone.
     told: Mutex<ToldMoments>,
     watched: Mutex<BTreeMap<(u32, u64), Watched>>,
 }
 
 #[derive(Debug)]
 struct Turn {
-    /// It has not been answered.
+    /// The publication that has not been answered.
     unanswered: Option<Publication>,
-    /// How everything stands has to be told. So it is for a daemon that begins: what changed before is not known to it.
+    /// Whether everything has to be published; true for a daemon that starts, because it does not know earlier changes.
     whole: bool,
 }
 
@@ -43,17 +43,17 @@ impl Default for Turn {
     }
 }
 
-/// Moments that are remembered: what is kept elsewhere is behind by a few publications, or by those of the seconds in which etcd is slow.
+/// Maximum number of remembered moments: the stored state lags by a few publications, or by those of some seconds if etcd is slow.
 const MOMENTS_MAX: usize = 1024;
 
-/// Publications of this node, each with the moment until which they hold all that was done here.
+/// Publications of this node, each with the moment up to which they hold all changes made here.
 ///
-/// A node that takes the seat with what etcd keeps has to know which of its own changes are not in there.
+/// A node that takes the coordinator role from etcd's state has to know which of its own changes that state lacks.
 #[derive(Debug, Default)]
 struct ToldMoments {
-    /// Before this daemon did anything.
+    /// The moment before this daemon's first change.
     first: Moment,
-    /// The last publication, and until when everything is in publications up to that, the oldest first.
+    /// Publications, the oldest first, each with the moment up to which all changes are in publications up to it.
     moments: VecDeque<(u64, Moment)>,
 }
 
@@ -85,14 +85,14 @@ struct Watched {
     told: WireFate,
 }
 
-/// This node joins: until it is known how far the coordinator has heard it ([`tell_from`]), nothing is told. A whole that does not make names
-/// would have all that the coordinator does not know taken for removed, and removed here.
+/// Stops publishing until this node knows which of its publications the coordinator has ([`tell_from`]). After a whole publication that
+/// makes no names, the coordinator would take names that it does not know for removed, and have them removed here.
 pub(super) async fn tell_nothing(cluster: &Cluster) {
     *cluster.publisher.compared.write().await = false;
 }
 
-/// A coordinator has let this node in, and said how far it knows this life. `answered` is the last publication that was answered before it
-/// was asked: whatever was answered since, it has.
+/// Resumes publishing after a join, from the last publication of this life that the coordinator has. `answered` is the last publication
+/// that was answered before this node asked to join; the coordinator has every publication that was answered since.
 pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64) {
     let mut turn = cluster.publisher.turn.lock().await;
     // A coordinator collects no states.
@@ -101,17 +101,17 @@ pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64)
     let last = namespace.last_publication();
     tracing::debug!(last, answered, heard = joined.published, joined.states, "how far this node was heard");
     let has_all_but_last = |heard: u64| heard.max(namespace.last_answered()) + 1 == last;
-    // A publication of before this node coordinated is not sent again: its answer would count for the last.
+    // A publication from before this node was the coordinator is not sent again: its answer would count for the last publication.
     let _ = turn.unanswered.take_if(|publication| publication.number != last);
     match joined.published {
         Some(heard) if heard == last => {
             turn.unanswered = None;
             namespace.publication_answered();
         }
-        // It is sent again, as it was.
+        // The unanswered publication is sent again, unchanged.
         Some(heard) if heard >= answered && has_all_but_last(heard) => {}
         heard => {
-            // Operations that it does not know come first. States make names only where operations are missing as well.
+            // Operations that the coordinator lacks come first. States make names only if operations are missing as well.
             (turn.unanswered, turn.whole) = (None, true);
             namespace.publication_unsent();
             if heard.is_none_or(|heard| heard < answered) {
@@ -122,8 +122,8 @@ pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64)
     *cluster.publisher.compared.write().await = true;
 }
 
-/// Sends everything that the coordinator has not heard. What comes meanwhile is told later: a job that saves small files always has
-/// something new to tell, and whoever asks would wait for its end.
+/// Publishes every change that the coordinator has not received. Changes made meanwhile are published later: a job that saves small
+/// files always has new ones, and the caller would wait for the job's end.
 pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
     if cluster.is_coordinator() {
         return Ok(());
@@ -139,7 +139,8 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
     let namespace = &cluster.namespace;
     loop {
         let now = namespace.moment();
-        // The same under the same number: it is taken once. A daemon that takes over has the operations; states it tells with all others.
+        // Repeats the publication under its number, so that it is taken once. A daemon that takes over has only the operations, and
+        // publishes the states with all others.
         let again = |(number, operations)| Publication { number, operations, ..Publication::default() };
         let unanswered = turn.unanswered.take().or_else(|| namespace.unanswered_publication().map(again));
         if let Some(publication) = unanswered {
@@ -175,7 +176,7 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
 
 async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
     let namespace = &cluster.namespace;
-    // States say what is here; what was removed, renamed or taken over and not heard yet only operations do. They come first.
+    // Operations come first: they alone report what was removed, renamed or taken over. States report what is here.
     loop {
         let Told { number, operations, .. } = namespace.take_operations(BATCH_ITEMS_MAX, BATCH_BYTES_MAX);
         if number == 0 {
@@ -184,7 +185,7 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
         let publication = Publication { number, whole: true, operations, ..Publication::default() };
         send(cluster, turn, publication).await?;
     }
-    // What was collected until now is in the whole; what comes meanwhile is told after it.
+    // The whole holds all changes collected so far; later changes are published after it.
     let loss = namespace.lost_operations();
     let makes = loss.is_some();
     let nodes = namespace.whole_tree();
@@ -215,8 +216,8 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
     Ok(())
 }
 
-/// The file that an operation makes. Where the coordinator has not heard that, a state of the file would be taken for one of a file whose
-/// last name is gone: it is told after the operation.
+/// Returns the file that an operation makes. Before the coordinator has the operation, it would take a state of the file for a file
+/// whose last name is gone; so the state is published after the operation.
 fn made(operation: &NameOperation) -> Option<FileId> {
     match operation {
         NameOperation::File { file, .. } | NameOperation::Taken { file, .. } => Some(*file),
@@ -228,7 +229,8 @@ fn made(operation: &NameOperation) -> Option<FileId> {
     }
 }
 
-/// Of others' files their homes tell, or those who keep their copies: what this node knows of them may be old.
+/// Whether this node publishes a node's state in a whole. Other nodes' files are published by their homes, or by the keepers of their
+/// copies, because this node's knowledge of them may be old.
 fn is_told_whole(cluster: &Cluster, node: &OutgoingNode, begun: &BTreeSet<FileId>) -> bool {
     match &node.body {
         OutgoingBody::File(view) => {
@@ -241,7 +243,7 @@ fn is_told_whole(cluster: &Cluster, node: &OutgoingNode, begun: &BTreeSet<FileId
 async fn send(cluster: &Cluster, turn: &mut Turn, mut publication: Publication) -> Result<(), Away> {
     publication.now_ns = cluster.namespace.now_ns();
     let message = ToCoordinator::Publish(publication.clone());
-    // Until it is answered nobody knows whether it was heard, and whoever waits may stop waiting: it is said again.
+    // The caller may stop waiting, and then it is unknown whether the coordinator has the publication: it is sent again.
     turn.unanswered = Some(publication);
     let compared = cluster.publisher.compared.read().await;
     if !*compared {
@@ -278,17 +280,17 @@ impl Cluster {
 }
 
 impl Publisher {
-    /// For a daemon that has told nothing yet.
+    /// Makes the publisher of a daemon that has published nothing yet.
     pub(super) fn new(told: Moment) -> Self {
         Self { told: Mutex::new(ToldMoments::new(told)), ..Self::default() }
     }
 
-    /// Until when what was done here is in publications up to this one.
+    /// Returns the moment up to which all changes here are in publications up to this one.
     pub(super) fn told_until(&self, publication: u64) -> Moment {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).until(publication)
     }
 
-    /// The ends of these processes are to be told.
+    /// Watches these processes, so that their ends are published.
     fn watch(&self, cluster: &Cluster, writers: &[WriterId], cut: bool) {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         for writer in writers.iter().filter(|writer| writer.home.is_none()) {
@@ -301,9 +303,9 @@ impl Publisher {
         }
     }
 
-    /// Processes that have ended since they were told of. Reads /proc for each that had not.
+    /// Returns the processes whose fate differs from the published one. Reads /proc for each watched process.
     fn changed_fates(&self, cluster: &Cluster) -> Vec<WriterFact> {
-        // Who waits for this publication concludes from it how they ended.
+        // The node that waits for this publication concludes from it how the processes ended.
         cluster.namespace.forget_ended_writers();
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = Vec::new();
@@ -313,7 +315,7 @@ impl Publisher {
                 process.told = fact.fate;
                 changed.push(fact);
             }
-            // How one ended may be known a moment after it has.
+            // The way a process ended may be known a moment after its end.
             process.told == WireFate::Alive
                 || process.told == WireFate::Gone && cluster.namespace.is_end_awaited(&process.writer)
         });

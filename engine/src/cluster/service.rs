@@ -1,6 +1,6 @@
-//! What other nodes ask of this one.
+//! Answering other nodes' calls.
 //!
-//! Owns: sorting calls by what they are about, recalls, news of members. Does not own: what the coordinator answers
+//! Owns: sorting calls by kind, recalls, changes of the members. Does not own: the coordinator's answers
 //! ([`Authority`](super::Authority)), moving bytes (`replicate`), phase 1 (`save`).
 
 use super::{Cluster, Seat, member, tag, witness};
@@ -12,27 +12,27 @@ use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::Life;
 use tidemark_transport::{LinkErrorKind, Peer, Refusal, Service};
 
-/// What is done with messages that are not about names.
+/// The receiver of messages that are not about names.
 #[async_trait::async_trait]
 pub trait Inbox: Send + Sync {
-    /// A word about copies.
+    /// Answers a message about copies.
     async fn replication(&self, from: Peer, body: Bytes) -> Result<Bytes, Refusal>;
-    /// Phase 1 of an attempt; called again until it is done.
+    /// Carries out phase 1 of an attempt; called again until it is done.
     async fn prepare(&self, prepare: Prepare) -> Preparing;
-    /// Copies in Tier-3 of files that are here.
+    /// Records copies in Tier-3 of files that are here.
     fn objects(
         &self,
         objects: Vec<(tidemark_protocol::id::FileId, tidemark_protocol::id::SealNumber, wire::Object)>,
     );
-    /// A checkpoint with files of this node is complete, or somebody waits.
+    /// Notifies that a checkpoint with files of this node is complete, or (`waited_for`) that a caller waits.
     fn pace(&self, waited_for: bool);
-    /// A command of a person, as it came to another node.
+    /// Carries out a person's command that another node received.
     async fn command(&self, body: Bytes) -> Result<Bytes, Refusal>;
-    /// A node's connections are there, or not any more.
+    /// Records whether a node's connections are there (`there`) or gone.
     fn connection(&self, peer: &Peer, there: bool);
 }
 
-/// One for each node.
+/// The service of a node's links.
 pub struct NodeService {
     cluster: Arc<Cluster>,
     inbox: OnceLock<Arc<dyn Inbox>>,
@@ -45,13 +45,13 @@ impl std::fmt::Debug for NodeService {
 }
 
 impl NodeService {
-    /// Answers for a node that has nothing yet besides names.
+    /// Makes a service that answers calls about names only, until [`Self::deliver_to`].
     #[must_use]
     pub fn new(cluster: Arc<Cluster>) -> Arc<Self> {
         Arc::new(Self { cluster, inbox: OnceLock::new() })
     }
 
-    /// Sets who answers for the rest. Once.
+    /// Sets the receiver of all other calls. May be called once.
     pub fn deliver_to(&self, inbox: Arc<dyn Inbox>) {
         assert!(self.inbox.set(inbox).is_ok(), "a node has one inbox");
     }
@@ -72,7 +72,7 @@ impl NodeService {
             }
             ToNode::Members(change) => {
                 self.check(change.epoch)?;
-                // Other commands may go by the epoch that their sender has seen; this one only who decides in it gives.
+                // Other commands may carry an epoch that their sender has merely seen; only the epoch's coordinator sends this one.
                 cluster.heard_commander(change.epoch, from.node.clone());
                 let number = change.number;
                 if let Err(missed) = cluster.follow_members(change) {
@@ -110,7 +110,7 @@ impl NodeService {
         answer.map_err(|error| Refusal::new(LinkErrorKind::Invalid, error.to_string()))
     }
 
-    /// Only the newest coordinator may command.
+    /// Refuses a command of any coordinator but the newest.
     fn check(&self, epoch: Epoch) -> Result<(), Refusal> {
         if self.cluster.saw_epoch(epoch) {
             return Ok(());
@@ -123,7 +123,7 @@ impl NodeService {
     }
 }
 
-/// Publishes, and gives a directory back where `release`.
+/// Publishes all changes, and gives a directory back if `release`.
 async fn recall(
     cluster: &Arc<Cluster>,
     path: &[u8],
@@ -135,7 +135,7 @@ async fn recall(
         && (release || name.is_some())
     {
         let cluster = Arc::clone(cluster);
-        // Calls at work in the directory, or on the name, are waited for.
+        // Waits for calls at work in the directory, or on the name.
         let waited = tokio::task::spawn_blocking(move || {
             if let Some(name) = name {
                 cluster.names.settle(&(node, name));
@@ -193,7 +193,7 @@ impl Service for NodeService {
     }
 
     fn saw_epoch(&self, _: &Peer, epoch: u64) {
-        // Only what a coordinator says in its own name counts; a peer's word is a hint that there is a newer one.
+        // A peer's epoch only hints at a newer coordinator; what counts is a coordinator's own message.
         tracing::debug!(epoch, "a peer follows this epoch");
     }
 
@@ -215,8 +215,8 @@ impl Service for NodeService {
 }
 
 impl Cluster {
-    /// Waits for what is at work on a name, and gives up a directory that this node has alone where `release`: what the
-    /// coordinator does to its own node.
+    /// Waits for calls at work on a name, and gives back a directory that this node holds alone if `release`. The coordinator
+    /// recalls from its own node this way.
     ///
     /// # Errors
     /// Never for the coordinator's own node.

@@ -1,6 +1,6 @@
-//! A link whose calls say what they are about, so that one service can sort them.
+//! A link whose calls name their kind, so that one service can sort them.
 //!
-//! Owns: the first byte. Does not own: the link, or what the calls say.
+//! Owns: the first byte. Does not own: the link, the calls' content.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -17,7 +17,7 @@ pub struct Tagged {
 }
 
 impl Tagged {
-    /// Calls about copies.
+    /// Makes a link for calls about copies.
     #[must_use]
     pub fn replication(link: Arc<dyn Link>) -> Arc<dyn Link> {
         Arc::new(Self { link, tag: super::tag::REPLICATION })

@@ -1,6 +1,6 @@
-//! Where a file's bytes can be had.
+//! Finding the nodes that have a file's bytes.
 //!
-//! Owns: asking, and taking what was learnt into the tree. Does not own: fetching (`restore`), who has what (the coordinator).
+//! Owns: asking, and recording the answer in the tree. Does not own: fetching (`restore`), who has which bytes (the coordinator).
 
 use super::names::MISS_WAIT;
 use super::{ANSWER_DEADLINE, Away, Cluster, address_of};
@@ -15,8 +15,8 @@ use tidemark_transport::{Address, Link};
 use tokio::sync::Semaphore;
 
 impl Cluster {
-    /// What is to be fetched for `node` now, and the nodes to ask for it, of which none is among `failed`; nobody: Tier-3 is read.
-    /// Waits, bounded, for a file that is being sealed elsewhere.
+    /// Returns the file as it is to be fetched now, and the nodes to ask for it, none of them in `failed`. If there are none, Tier-3 is
+    /// read. Waits, up to a limit, while another node seals the file.
     ///
     /// # Errors
     /// The coordinator is away.
@@ -48,8 +48,8 @@ impl Cluster {
         Ok((now, others.map(address_of).collect()))
     }
 
-    /// Whether a file was open for writing on a node that is lost, and nothing was heard of its bytes: nobody knows what they are. A node that is
-    /// not heard for a moment is not lost.
+    /// Whether a file was open for writing on a lost node that published nothing of its bytes: they are unknown. A node that is silent for
+    /// a moment is not lost.
     #[must_use]
     pub fn is_begun_on_lost(&self, node: NodeId) -> bool {
         let home = self.namespace.begun_elsewhere(node).and_then(|home| self.member_of(home));
@@ -57,7 +57,7 @@ impl Cluster {
     }
 }
 
-/// Other nodes' memory, as restores see it: who has a file was asked just before.
+/// Other nodes' memory as a source for restores; remembers the coordinator's latest answers.
 #[derive(Debug)]
 pub struct Near {
     cluster: Arc<Cluster>,
@@ -66,17 +66,17 @@ pub struct Near {
     waiting: Semaphore,
 }
 
-/// Opens that wait for a coordinator: half of the threads that fetch.
+/// Maximum number of opens that wait for a coordinator: half of the threads that fetch.
 const WAITING_MAX: usize = 8;
 
-/// Between two tries while nobody answers.
+/// Pause between two tries while no coordinator answers.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Answers remembered until they are used: restores at once, and some that were given up.
+/// Maximum number of answers remembered for restores: for all in progress, and some that were abandoned.
 const ASKED_MAX: usize = 4096;
 
 impl Near {
-    /// Asked over `link`, whose calls are about copies.
+    /// Makes a source that fetches over `link`, whose calls are about copies.
     #[must_use]
     pub fn new(cluster: Arc<Cluster>, link: Arc<dyn Link>) -> Arc<Self> {
         Arc::new(Self { cluster, link, asked: Mutex::default(), waiting: Semaphore::new(WAITING_MAX) })
@@ -90,7 +90,7 @@ impl Suppliers for Near {
         let (now, suppliers) = loop {
             match self.cluster.whereabouts(cold, failed).await {
                 Ok(found) => break found,
-                // The next coordinator knows where it is. What Tier-3 has need not wait for one.
+                // The next coordinator knows where the file is. A file in Tier-3 need not wait for it.
                 Err(away) if cold.object.is_none() && away.passes() && Instant::now() < give_up => {
                     // The other threads fetch from Tier-3 meanwhile.
                     waits = waits.or_else(|| self.waiting.try_acquire().ok());

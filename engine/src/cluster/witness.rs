@@ -1,6 +1,6 @@
-//! Whether this node hears one that the coordinator does not.
+//! Whether this node reaches a node that the coordinator does not.
 //!
-//! Owns: trying, within the time that the question gives. Does not own: the verdict (the coordinator's), the answer's form
+//! Owns: the try, within the time that the question gives. Does not own: the verdict (the coordinator's), the answer's form
 //! (`protocol::membership`).
 
 use super::{Cluster, address_of};
@@ -10,14 +10,14 @@ use tidemark_protocol::cluster::wire::ToNode;
 use tidemark_protocol::membership::{ANSWER_MS, Ask, Heard, Life};
 use tidemark_transport::{LinkErrorKind, Refusal};
 
-/// Of the time that a question gives, how much goes to trying: the rest is for the way of the answer.
+/// Share of the question's time that the try may take: the answer needs the rest to get back.
 const TRY_PART: (u64, u64) = (2, 3);
 
-/// Tries to hear the node that is asked about. Another start on the same memory counts: its daemon was started again, and what it
-/// holds is there.
+/// Tries to reach the node that is asked about. A later start on the same memory counts too: the daemon was restarted, and the
+/// node's bytes are there.
 pub(super) async fn look(cluster: &Arc<Cluster>, ask: Ask) -> Result<Heard, Refusal> {
     let member = cluster.member_of(ask.about.incarnation).filter(|member| member.life.node == ask.about.node);
-    // No answer is no evidence, and who does not know where to knock has none.
+    // A node whose address is not known here cannot be tried, and a try that was not made is no evidence.
     let member = member.ok_or_else(|| {
         let why = format!("node {} is not known here; ask another one", ask.about.node);
         Refusal::new(LinkErrorKind::Unavailable, why)
