@@ -1,4 +1,4 @@
-//! One tree over all nodes, as this node keeps it.
+//! A node within the cluster: one tree over all nodes.
 //!
 //! | file | owns |
 //! |---|---|

@@ -1,11 +1,11 @@
-//! Writes an object of Tier-3 again whose bytes are bad or gone.
+//! Rewrites an object of Tier-3 whose bytes are bad or gone.
 //!
 //! Owns: whether the key may still be written, and that it gets the very bytes it had. Does not own: finding the object bad, the good
-//! copy (`node::verify`), reading the new object back (the same).
+//! copy, reading the new object back (all `node::verify`).
 //!
 //! No key is ever written with different bytes. Each chunk is compared with the checksum of the manifest or the sidecar before it
-//! leaves, and an encoded object is written only where this build encodes each chunk to the length that the manifest says. Only a record
-//! may differ: it says the evidence that its manifest has, which may have come later.
+//! leaves. An encoded object is written only if this build encodes each chunk to the length in the manifest. Only a record may
+//! differ: it then gives its manifest's evidence, which may be later than the record.
 
 use crate::save::commit::{CommitError, check_epoch, create_marker, read_marker};
 use crate::save::drain::Drain;
@@ -21,7 +21,7 @@ use tidemark_protocol::key::{Key, VersionId};
 use tidemark_protocol::marker::{Decision, Marker};
 use tidemark_store::{StoreError, UploadLimits};
 
-/// Why an object stays as it is.
+/// The reason why an object stays as it is.
 #[derive(Debug, thiserror::Error)]
 pub enum AgainError {
     #[error("{key} was written by others, and nothing of it is changed here")]
@@ -44,10 +44,11 @@ pub enum AgainError {
     Source(#[from] UploadError),
 }
 
-/// Writes the object again from `bytes`. Costs one pass over them, and an encoding of each chunk where the object is encoded.
+/// Rewrites the object from `bytes`. Costs one pass over them, and an encoding of each chunk if the object is encoded.
 ///
 /// # Errors
-/// The object is not ours to write, nobody wants it any more, the bytes are not what was sealed, or Tier-3 does not take them.
+/// The object is not one of ours, its version was retired or aborted, its sidecar is gone, the bytes are not the sealed ones, or Tier-3
+/// does not accept them.
 pub async fn write_again(
     drain: &Arc<Drain>,
     object: &ObjectCopy,
@@ -73,7 +74,7 @@ pub async fn write_again(
     Ok(())
 }
 
-/// Writes a manifest or a record again.
+/// Rewrites a manifest or a record.
 ///
 /// # Errors
 /// As [`write_again`].
@@ -83,7 +84,7 @@ pub async fn write_document_again(drain: &Arc<Drain>, key: &str, bytes: Vec<u8>)
     written.map(drop).map_err(|source| AgainError::Store { key: key.to_owned(), source })
 }
 
-/// Writes the marker of a committed version again, where it is gone or cannot be read. One that can be read stays: it decides.
+/// Rewrites the marker of a committed version if it is gone or cannot be read. A readable marker stays, because it decides.
 ///
 /// # Errors
 /// As [`write_again`].
@@ -118,8 +119,8 @@ async fn check_not_retired(drain: &Drain, version: &VersionId, key: &str) -> Res
     }
 }
 
-/// Refuses a key whose version was retired or decided against, or whose sidecar is gone: a late write would leave bytes that
-/// nothing sweeps.
+/// Refuses a key whose version was retired or aborted, or whose sidecar is gone: a late write would leave bytes that no job
+/// sweeps.
 pub(super) async fn check_wanted(drain: &Drain, key: &str) -> Result<(), AgainError> {
     let given_up = || Err(AgainError::GivenUp { key: key.to_owned() });
     let store = |source| AgainError::Store { key: key.to_owned(), source };
@@ -130,7 +131,7 @@ pub(super) async fn check_wanted(drain: &Drain, key: &str) -> Result<(), AgainEr
             match read_marker(drain, &version).await {
                 Ok(Some(marker)) if marker.decision == Decision::Abort => given_up(),
                 Ok(Some(_) | None) => Ok(()),
-                // The caller knows the version from when it could be read.
+                // The caller knows the version from a time when its marker could be read.
                 Err(error) if error.kind() == ErrorKind::Corrupt => Ok(()),
                 Err(error) => Err(unknown(error)),
             }

@@ -1,22 +1,23 @@
-//! Encoders, as many as cores may be taken from the training, and the room for what they made.
+//! Encoders, as many as cores may be taken from the training, and the room for encoded chunks.
 //!
-//! Owns: how many, who waits for one. Does not own: what is encoded (`encode`).
+//! Owns: the number of encoders, waiting for one. Does not own: which chunks are encoded (`encode`).
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 use tidemark_kernels::encoding::Encoder;
 use tokio::sync::Semaphore;
 
-/// Encoded chunks kept from the first pass, over all files: 128 MiB at most, since none is longer than its chunk.
+/// Maximum number of encoded chunks kept from the first pass, over all files: 128 MiB, since an encoded chunk is no longer than its
+/// chunk.
 const KEPT_CHUNKS: usize = 16;
 
-/// One of so many cores encodes; the others are the training's, whose data is loaded and decoded on them.
+/// Cores for each encoder: one of them encodes, and the others load and decode the training's data.
 const CORES_PER_ENCODER: usize = 2;
 
-/// More would outrun any network, and each of the files in flight has as many threads waiting for one.
+/// Maximum number of encoders. More would outrun any network, and each file in flight has as many threads waiting for one.
 const ENCODERS_MAX: usize = 8;
 
-/// The encoders of a drain: as many as cores may be taken from the training. Who needs one waits for it.
+/// The encoders of a drain: as many as cores may be taken from the training. A caller waits until one is free.
 #[derive(Debug)]
 pub(crate) struct Coders {
     pub(super) most: usize,
@@ -32,7 +33,7 @@ struct Idle {
 }
 
 impl Coders {
-    /// None is made before one is needed.
+    /// Makes the set; each encoder is made when it is first needed.
     pub(crate) fn new() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
         Self {
@@ -63,7 +64,7 @@ impl Coders {
     }
 }
 
-/// An encoder that goes back however its use ends.
+/// An encoder in use, which goes back however its use ends.
 struct Lent<'a> {
     coders: &'a Coders,
     encoder: Option<Encoder>,

@@ -1,8 +1,8 @@
 //! The two phases that make a version exist in Tier-3, and the only writer of markers.
 //!
-//! Owns: the order record → data → prepared → manifest → marker → boundary, and what a doubtful answer means at each
+//! Owns: the order record → data → prepared → manifest → marker → boundary, and the handling of a doubtful answer at each
 //! step. Does not own: when a version is complete (protocol), uploading bytes (`upload`), when to try again (the node
-//! loop). The format and the argument by cases: `engine/design/0003-tier3-format.md`.
+//! loop). `engine/design/0003-tier3-format.md` has the format and the argument by cases.
 
 use crate::restore::locate::{FormatProblem, read_retired};
 use crate::save::drain::{Drain, Raised, Stored};
@@ -30,27 +30,27 @@ use tidemark_protocol::record::{Evidence, Record, RecordFile};
 use tidemark_protocol::retention::Retirement;
 use tidemark_store::{StoreError, current_epoch};
 
-/// Files of one attempt on their way at once. Many small files hide each other's round trips; the parts of large
-/// ones are bounded by the drain.
+/// Maximum number of files of one attempt on their way. Many small files hide each other's round trips; the drain bounds the
+/// parts of large ones.
 const FILES_IN_FLIGHT: usize = 16;
 
-/// Objects of a version that is given up, removed at once.
+/// Maximum number of a retired or aborted version's objects that are removed at once.
 const DELETES_IN_FLIGHT: usize = 16;
 
-/// How often a marker is created again after its create was doubtful and reading found none.
+/// Maximum number of tries to create a marker, if each create was doubtful and reading found no marker.
 const MARKER_TRIES: u32 = 5;
 
-/// One file of an attempt that is not in Tier-3 yet.
+/// A file of an attempt that is not in Tier-3 yet.
 #[derive(Debug)]
 pub struct AttemptFile {
     pub entry: RecordFile,
     pub attributes: Attributes,
     pub chunks: Arc<[Crc64]>,
-    /// `None` once uploaded: nothing is read from Tier-1 any more, and the pages may go.
+    /// `None` once uploaded: Tier-1 is not read any more, and the pages may be evicted.
     pub pin: Option<Arc<SealPin>>,
 }
 
-/// One try to bring one version to Tier-3. Keeps what it has done, so that trying again repeats nothing.
+/// A try to bring a version to Tier-3. Remembers the finished steps, so that trying again repeats none.
 #[derive(Debug)]
 pub struct Attempt {
     pub record: Record,
@@ -60,16 +60,16 @@ pub struct Attempt {
     pub hard_links: Vec<HardLink>,
     /// The committed version of the lineage before this one, named in the marker.
     pub previous: Option<VersionRef>,
-    /// What other nodes have of it.
+    /// The parts whose files other nodes have.
     pub shares: Vec<Share>,
-    /// Whose files these are, where that node is lost and this one does its part.
+    /// The lost node whose part this attempt does, if it does one.
     pub(super) stands_for: Option<NodeLife>,
     recorded: bool,
     uploaded: BTreeMap<RelPath, ManifestFile>,
-    /// This node's own marker.
+    /// The prepared marker of this node.
     prepared: Option<Prepared>,
     failures: u32,
-    /// Of these, how often no document stood where one was looked for.
+    /// Failures because something else stood in a document's place.
     no_documents: u32,
 }
 
@@ -79,7 +79,7 @@ impl From<ShareError> for CommitError {
     }
 }
 
-/// Why an attempt is where it is.
+/// The reason why an attempt does not get further.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
     #[error("{what} of {version} was not written")]
@@ -114,7 +114,7 @@ pub enum CommitError {
 }
 
 impl CommitError {
-    /// Whether something stands in the place of a document, or was answered for it, that says nothing: nobody decided anything by that.
+    /// Whether something that is no document stands in a document's place, or was the answer for it. Nothing is decided by that.
     #[must_use]
     pub fn is_no_document(&self) -> bool {
         matches!(
@@ -128,7 +128,7 @@ impl CommitError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            // What Tier-3 says did not come whole. It is not known, and asked again.
+            // The answer of Tier-3 came damaged: the content is unknown, and read again.
             Self::Write { source: StoreError::Damaged { .. }, .. } => ErrorKind::Unavailable,
             Self::Write { source, .. } => source.kind(),
             Self::Upload(error) => error.kind(),
@@ -149,7 +149,7 @@ impl CommitError {
 }
 
 impl Attempt {
-    /// An attempt that has done nothing yet.
+    /// Makes an attempt that has done nothing yet.
     #[must_use]
     pub fn new(record: Record, files: Vec<AttemptFile>, previous: Option<VersionRef>) -> Self {
         Self {
@@ -169,24 +169,24 @@ impl Attempt {
         }
     }
 
-    /// An attempt that was found prepared in Tier-3: only its decision is missing.
+    /// Makes an attempt that was found prepared in Tier-3: only its decision is missing.
     #[must_use]
     pub fn found(record: Record, prepared: Prepared, previous: Option<VersionRef>) -> Self {
         Self { recorded: true, prepared: Some(prepared), ..Self::new(record, Vec::new(), previous) }
     }
 
-    /// A participant's part of an attempt: its coordinator has written the record.
+    /// Makes a participant's part of an attempt, whose record the coordinator has written.
     #[must_use]
     pub(super) fn of_participant(record: Record, files: Vec<AttemptFile>) -> Self {
         Self { recorded: true, ..Self::new(record, files, None) }
     }
 
-    /// What the version is, once it is prepared.
+    /// Returns the version's manifest. Fails unless the prepared files make the record.
     pub fn manifest(&self) -> Result<Manifest, Flaw> {
         Manifest::join(&self.record, &self.markers())
     }
 
-    /// Phase 1 is done.
+    /// Whether phase 1 is done.
     #[must_use]
     pub fn is_prepared(&self) -> bool {
         self.prepared.is_some() && self.shares.iter().all(|share| share.prepared.is_some())
@@ -201,7 +201,7 @@ impl Attempt {
         self.prepared.iter().chain(others).cloned().collect()
     }
 
-    /// Better evidence than the record was written with; the manifest carries it, the record stays as it is.
+    /// Sets better evidence than the record was written with. The manifest carries it; the record in Tier-3 stays as it is.
     pub fn raise(&mut self, evidence: Evidence, detail: &str) {
         assert!(evidence.commits(), "evidence is only ever raised to one that commits");
         self.record.evidence = evidence;
@@ -209,33 +209,33 @@ impl Attempt {
         detail.clone_into(&mut self.record.evidence_detail);
     }
 
-    /// One more failure that may pass; returns how many there were before.
+    /// Counts a failure that may pass, and returns how many there were before.
     pub fn count_failure(&mut self) -> u32 {
         self.failures = self.failures.saturating_add(1);
         self.failures - 1
     }
 
-    /// No document stood where one was looked for; how often by now.
+    /// Counts a failure because something else stood in a document's place, and returns how many there are now.
     pub fn count_no_document(&mut self) -> u32 {
         self.no_documents = self.no_documents.saturating_add(1);
         self.no_documents
     }
 
-    /// Bytes that still have to leave.
+    /// Returns how many bytes still have to be uploaded.
     #[must_use]
     pub fn bytes_left(&self) -> u64 {
         let own = self.files.iter().filter(|file| file.pin.is_some()).map(|file| file.entry.size_bytes);
         own.chain(self.shares.iter().map(Share::bytes_left)).sum()
     }
 
-    /// Phase 1: the record, then every file, then the prepared marker. Repeats only what is not done.
+    /// Carries out phase 1: the record, then every file, then the prepared marker. Repeats no finished step.
     pub async fn prepare(&mut self, drain: &Arc<Drain>) -> Result<(), CommitError> {
         debug_assert!(self.shares.is_empty(), "what other nodes have is theirs to upload");
         self.write_record(drain).await?;
         self.prepare_own(drain).await
     }
 
-    /// The same where other nodes have some of the files.
+    /// Carries out phase 1 if other nodes have some of the files.
     pub async fn prepare_over_nodes(&mut self, means: Means<'_>) -> Result<(), CommitError> {
         let drain = means.drain;
         if self.shares.is_empty() {
@@ -257,7 +257,7 @@ impl Attempt {
         if !self.recorded {
             make_sure_of_epoch(drain, &version).await?;
             reach(StepPoint::CommitBeforeAttempt);
-            // A provisional record is written too: it says what the data below it is.
+            // A provisional record is written too: it describes the data below it.
             let key = Key::Record { version: version.clone(), attempt: self.record.attempt };
             write_document(drain, "the record", &version, &key, &self.record).await?;
             self.recorded = true;
@@ -266,7 +266,7 @@ impl Attempt {
         Ok(())
     }
 
-    /// What of phase 1 this node has: its files, then its marker.
+    /// Carries out this node's part of phase 1: its files, then its marker.
     pub(super) async fn prepare_own(&mut self, drain: &Arc<Drain>) -> Result<(), CommitError> {
         let version = self.record.version.clone();
         self.upload(drain).await?;
@@ -353,18 +353,18 @@ impl Attempt {
         }
     }
 
-    /// Phase 2: the manifest, then the marker.
+    /// Carries out phase 2: the manifest, then the marker.
     ///
-    /// Panics when phase 1 is not done: the loop asks for it only then.
+    /// Panics if phase 1 is not done; the loop calls this only then.
     pub async fn commit(&self, drain: &Arc<Drain>) -> Result<Manifest, CommitError> {
         assert!(self.is_prepared(), "a version is prepared before it is committed");
         decide(drain, &self.record, &self.markers(), self.previous.clone()).await
     }
 }
 
-/// Writes the manifest of a record whose participants are all prepared, and then the marker: the one decision.
+/// Writes the manifest of a record whose participants are all prepared, and then the marker, which alone decides.
 ///
-/// Also what a new coordinator does with an attempt that it finds prepared; it would write the same.
+/// A new coordinator calls this, too, for an attempt that it finds prepared; it would write the same.
 pub async fn decide(
     drain: &Arc<Drain>,
     record: &Record,
@@ -377,7 +377,7 @@ pub async fn decide(
     let manifest = Manifest::join(record, prepared)
         .map_err(|source| CommitError::Join { version: version.clone(), source })?;
     let (bytes, hash) = manifest.encode_named().map_err(format)?;
-    // What cannot be read back must not be committed: assert in pairs, when bytes leave and when they come back.
+    // A manifest that cannot be parsed must not be committed: bytes are checked when they leave and when they come back.
     ValidatedManifest::parse(&bytes, &hash).map_err(format)?;
     let key = Key::Manifest { version: version.clone(), attempt: record.attempt, hash };
     write(drain, "the manifest", &version, &key, &bytes).await?;
@@ -389,8 +389,8 @@ pub async fn decide(
     Ok(manifest)
 }
 
-/// Commits a version whose bytes are in Tier-3 already, in objects of others: the same documents in the same order, without
-/// any upload. Whoever finds it half done goes on as with any other.
+/// Commits a version whose bytes are in Tier-3 already, in foreign objects. Writes the same documents in the same order, without
+/// any upload; a coordinator that finds it half done goes on as with any other version.
 pub async fn adopt(
     drain: &Arc<Drain>,
     record: &Record,
@@ -409,15 +409,15 @@ pub async fn adopt(
     decide(drain, record, std::slice::from_ref(prepared), previous).await
 }
 
-/// Decides that a version is never committed, so that what its attempts left may be swept.
+/// Decides that a version is never committed, so that the remains of its attempts may be swept.
 pub async fn abort(drain: &Arc<Drain>, record: &Record) -> Result<(), CommitError> {
     check_epoch(drain, &record.version).await?;
     let marker = Marker::abort(record.version.clone(), record.attempt, record.step, drain.epoch());
     create_marker(drain, &marker).await
 }
 
-/// Refuses to decide anything once a newer coordinator has raised the epoch. The marker's conditional create is what
-/// makes a late decision harmless; this makes an old coordinator notice.
+/// Refuses further decisions once a newer coordinator has raised the epoch. The marker's conditional create already makes a
+/// late decision harmless; this check makes an old coordinator notice.
 pub async fn check_epoch(drain: &Drain, version: &VersionId) -> Result<(), CommitError> {
     make_sure_of_epoch(drain, version).await?;
     let newest = current_epoch(drain.store.as_ref()).await.map_err(|source| CommitError::Write {
@@ -447,11 +447,11 @@ async fn make_sure_of_epoch(drain: &Drain, version: &VersionId) -> Result<(), Co
     }
 }
 
-/// Gives a committed version up: `_RETIRED`, then the boundary, then the data, then the manifest. Nothing is deleted
-/// before the retirement stands, so a reader that comes between two steps passes the version over, and whoever finds
-/// it half done may do the rest again.
+/// Retires a committed version: `_RETIRED`, then the boundary, then the data, then the manifest. Nothing is deleted
+/// before `_RETIRED` stands. So a reader that comes between two steps skips the version, and a coordinator that finds the
+/// retirement half done may repeat the rest.
 ///
-/// The leave comes from retention (P7, pins, holds). The markers themselves stay: their number is used.
+/// The leave comes from retention (P7, pins, holds). The markers themselves stay, because their number is used.
 pub async fn retire(
     drain: &Arc<Drain>,
     manifest: &Manifest,
@@ -463,7 +463,7 @@ pub async fn retire(
     check_epoch(drain, &version).await?;
     let (_, hash) =
         manifest.encode_named().map_err(|source| CommitError::Format { version: version.clone(), source })?;
-    // The marker itself, not what is remembered of it, says that this is what was committed.
+    // Asks the marker itself, not a memory of it, whether this manifest was committed.
     match read_marker(drain, &version).await? {
         Some(marker) if marker.manifest_hash == Some(hash) => {}
         Some(Marker { decision, attempt, epoch, .. }) => {
@@ -485,7 +485,7 @@ pub async fn retire(
         retired.encode().map_err(|source| CommitError::Format { version: version.clone(), source })?;
     match write(drain, "the retirement", &version, &key, &bytes).await {
         Ok(()) => {}
-        // Another one retired it first, with its own words: the rest is the same.
+        // Another coordinator retired the version first, with its own reason; the remaining steps are the same.
         Err(error) if matches!(error, CommitError::Taken { .. }) || error.is_no_document() => {
             check_retired(drain, &version, Some(&hash)).await?;
         }
@@ -497,8 +497,8 @@ pub async fn retire(
     clear(drain, &version).await
 }
 
-/// Goes on with a retirement that was cut short after `_RETIRED` stood. The boundary may name the version already: that it
-/// is named twice says the same, and looking would read every boundary there is.
+/// Finishes a retirement that was cut short after `_RETIRED` stood. The boundary may name the version already; a second entry
+/// changes nothing, and a check would read every boundary there is.
 pub async fn resume_retirement(drain: &Arc<Drain>, version: &VersionId) -> Result<(), CommitError> {
     let marker = read_marker(drain, version).await?;
     let hash = marker.as_ref().and_then(|marker| marker.manifest_hash);
@@ -507,7 +507,8 @@ pub async fn resume_retirement(drain: &Arc<Drain>, version: &VersionId) -> Resul
     clear(drain, version).await
 }
 
-/// Makes sure that a document of ours gives the version up, and the manifest with this hash. What cannot be read gives nothing up.
+/// Makes sure that a document of ours retires the version with the manifest of this hash. A document that cannot be read retires
+/// nothing.
 async fn check_retired(
     drain: &Drain,
     version: &VersionId,
@@ -521,8 +522,8 @@ async fn check_retired(
     read.map(drop).map_err(|why| CommitError::NotRetired { version: version.clone(), source: Box::new(why) })
 }
 
-/// Removes everything below a version but its markers: data first, then what describes it. The version must be decided
-/// against, or retired: nobody reads or writes any of it then.
+/// Removes all objects of a version but its markers: the data first, then the documents. The version must be aborted or
+/// retired, so that no job reads or writes them any more.
 pub async fn clear(drain: &Arc<Drain>, version: &VersionId) -> Result<(), CommitError> {
     let failed = |source| CommitError::Write { what: "the removal", version: version.clone(), source };
     let listing = drain.store.list(&format!("{version}/a-"), false).await.map_err(failed)?;
@@ -540,7 +541,7 @@ pub async fn clear(drain: &Arc<Drain>, version: &VersionId) -> Result<(), Commit
     Ok(())
 }
 
-/// Adds the version to the run's boundary: the next free number names it.
+/// Adds the version to the run's boundary, in a document with the next free number.
 async fn move_boundary(drain: &Drain, version: &VersionId, step: Option<Step>) -> Result<(), CommitError> {
     let series = Series::Boundary(Label::of_run(&version.run));
     let document = BoundaryDocument {
@@ -570,7 +571,7 @@ async fn move_boundary(drain: &Drain, version: &VersionId, step: Option<Step>) -
     Err(CommitError::Unknown { version: version.clone(), tries: MARKER_TRIES })
 }
 
-/// Creates a marker, or finds out what stands in its place.
+/// Creates a marker. Fails with the decision of another marker in its place.
 pub(super) async fn create_marker(drain: &Drain, marker: &Marker) -> Result<(), CommitError> {
     let version = marker.version.clone();
     let key = Key::Committed { version: version.clone() }.to_string();
@@ -596,7 +597,7 @@ pub(super) async fn create_marker(drain: &Drain, marker: &Marker) -> Result<(), 
     Err(CommitError::Unknown { version, tries: MARKER_TRIES })
 }
 
-/// The marker of `version` as it stands, or `None`.
+/// Reads the marker of `version`; `None` if there is none.
 pub async fn read_marker(drain: &Drain, version: &VersionId) -> Result<Option<Marker>, CommitError> {
     let key = Key::Committed { version: version.clone() }.to_string();
     let limit = u64::try_from(MAX_MARKER_BYTES).expect("a constant");

@@ -1,6 +1,6 @@
 //! The commit protocol against a store that loses answers.
 //!
-//! Goal: whatever answer is lost, a version is committed as a whole or not at all, and a second coordinator never
+//! Goal: whichever answer is lost, a version is committed as a whole or not at all, and a second coordinator never
 //! makes a second decision. Method: real documents, an in-memory store, faults as data.
 
 use crate::metrics::Metrics;
@@ -143,7 +143,7 @@ async fn a_second_decision_about_a_version_is_lost_and_changes_nothing() {
     assert_eq!(committed(&store).await, 1);
 }
 
-/// A proxy that wants a password answers every request with that.
+/// Answer of a proxy that wants a password, to every request.
 fn page() -> Bytes {
     Bytes::from_static(b"<html>login</html>")
 }
@@ -201,7 +201,7 @@ async fn nothing_is_deleted_where_no_document_says_that_the_version_is_retired()
     assert!(store.head(&data).await.unwrap().is_none());
 }
 
-/// A retirement of the version, with the hash of that manifest.
+/// Makes a retirement of the version, with the hash of that manifest.
 fn retirement(manifest: &Manifest) -> Retired {
     Retired {
         format: FORMAT,
@@ -214,7 +214,7 @@ fn retirement(manifest: &Manifest) -> Retired {
     }
 }
 
-/// A daemon starts over it: what it reads, and the sweep that it would go on with.
+/// Starts a daemon on the store; returns what it reads, and the sweep that would follow.
 #[tokio::test]
 async fn a_start_believes_no_retirement_that_is_no_document_of_the_version() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
@@ -242,7 +242,7 @@ async fn a_start_believes_no_retirement_that_is_no_document_of_the_version() {
         assert!(store.head(&data).await.unwrap().is_some(), "its data stays");
         store.delete(&key).await.unwrap();
     }
-    // A document of this version that gives up another manifest: only the marker can tell.
+    // A document of this version that retires another manifest: only the marker can tell.
     let of_other = Retired { manifest_hash: ContentHash([7; 32]), ..ours.clone() }.encode().unwrap();
     store.create(&key, of_other.into()).await.unwrap();
     let resumed = resume_retirement(&drain, &version()).await.unwrap_err();
@@ -257,7 +257,7 @@ async fn a_start_believes_no_retirement_that_is_no_document_of_the_version() {
     assert!(store.head(&data).await.unwrap().is_none());
 }
 
-/// Its marker is gone as well: nobody can say that the version was never committed.
+/// If the marker is gone as well, nothing shows that the version was never committed.
 #[tokio::test]
 async fn a_version_without_marker_is_not_decided_anew_where_something_stands_for_its_retirement() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
@@ -282,7 +282,7 @@ async fn an_aborted_version_is_never_committed() {
     assert_eq!((catalog.committed.len(), catalog.aborted.len()), (0, 1));
 }
 
-/// Leave to retire a version: two newer ones are committed, and only the last is to be kept.
+/// Returns leave to retire a version: two newer ones are committed, and only the last is to be kept.
 fn leave(manifest: &Manifest) -> Retirement {
     let at = |completed_at_ns| Committed {
         version: manifest.version.clone(),

@@ -1,7 +1,7 @@
-//! Asks the readers of content what a closed file's bytes say of themselves.
+//! Runs the readers of content over a closed file's bytes.
 //!
-//! Owns: their clock and limits, and that nothing of theirs stops a seal. Does not own: the readers (`tidemark-content`), what follows
-//! from a verdict.
+//! Owns: the readers' clock and limits, and that none of them stops a seal. Does not own: the readers (`tidemark-content`), what
+//! follows from a verdict.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::io;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidemark_content::{Bytes, Judgement, Limits, judge};
 use tidemark_tier1::Backing;
 
-/// A backing file, as the readers take it.
+/// A backing file as input of the readers.
 pub(crate) struct InMemory<'a>(pub(crate) &'a Backing);
 
 impl Bytes for InMemory<'_> {
@@ -19,12 +19,12 @@ impl Bytes for InMemory<'_> {
     }
 }
 
-/// What the bytes say of themselves; `None` where they begin as no format that has a reader.
+/// Returns the readers' verdict on the bytes; `None` if no reader knows the format that they begin with.
 ///
 /// Costs at most [`Limits::default`] of this thread.
 #[must_use]
 pub(crate) fn of(bytes: &dyn Bytes, size_bytes: u64) -> Option<Judgement> {
-    // Bytes of a stranger go through much code here, and a file whose seal did not end would never be durable.
+    // Untrusted bytes go through much code here. If a panic ended the seal, the file would never be durable.
     let judged =
         catch_unwind(AssertUnwindSafe(|| judge(bytes, size_bytes, &Limits::default(), &thread_time)));
     match judged {
@@ -39,7 +39,7 @@ pub(crate) fn of(bytes: &dyn Bytes, size_bytes: u64) -> Option<Judgement> {
     }
 }
 
-/// The processor time of this thread: that others have the processor is no cost of the file's.
+/// Returns this thread's processor time, so that time in which other threads have the processor does not count.
 fn thread_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }

@@ -1,6 +1,7 @@
-//! What every job that writes to Tier-3 shares.
+//! State shared by all jobs that write to Tier-3.
 //!
-//! Owns: who writes (node life and epoch), the bound on parts in flight, the pace, which runs are encoded. Does not own: what is written.
+//! Owns: the writer's identity (node life and epoch), the bound on parts in flight, the pace, which runs are encoded. Does not own: the
+//! objects' contents.
 
 use crate::flight::Flight;
 use crate::metrics::Metrics;
@@ -20,41 +21,42 @@ use tidemark_protocol::path::RunPath;
 use tidemark_store::{Created, Operation, Probe, Store, StoreError, UploadLimits, raise_epoch};
 use tokio::sync::Semaphore;
 
-/// How often a doubtful create of one of our own objects is asked again before the job gives up and the loop
-/// decides when to come back.
+/// Maximum number of doubtful creates of one of our own objects. After the last the job fails, and the loop decides when to try
+/// again.
 const DOUBTS_MAX: u32 = 5;
 
-/// The pause between two of those, doubled each time.
+/// First pause between two such creates, doubled each time.
 const DOUBT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Who waits for the pace looks so often whether it was lifted: the last of the parts in flight may have seconds to wait.
+/// Interval at which a paced sender checks whether pacing was lifted: the last of the parts in flight may have seconds to wait.
 const PACE_NAP_MAX: Duration = Duration::from_millis(50);
 
-/// Of what stands in the place of a document so much is read to see whether it is one: login pages have less. What is larger counts as one.
+/// Maximum number of bytes read of an object in a document's place, to see whether it is a document: login pages are smaller. A larger
+/// object counts as a document.
 const THEIRS_BYTES: u64 = 1 << 20;
 
-/// So many bytes of what is no document are shown to people.
+/// Maximum number of bytes of an object that is no document shown to people.
 const SHOWN_BYTES: usize = 40;
 
-/// What is no document, in words.
+/// Describes an object that is no document.
 fn beginning(found: &[u8]) -> String {
     let shown = String::from_utf8_lossy(&found[..found.len().min(SHOWN_BYTES)]);
     format!("{} bytes that begin with {shown:?}", found.len())
 }
 
-/// Shared by all jobs of one start of the daemon.
+/// The state that all jobs of one start of the daemon share.
 #[derive(Debug)]
 pub struct Drain {
     pub store: Arc<dyn Store>,
     pub life: NodeLife,
     epoch: AtomicU64,
-    /// The epoch is in Tier-3, where a newer coordinator would have raised it.
+    /// Whether Tier-3 has the epoch, which a newer coordinator would have raised there.
     raised: AtomicBool,
     pub limits: UploadLimits,
-    /// The store refuses a damaged part, or compares each with what it holds; otherwise every object is read back before it
+    /// Whether the store refuses a damaged part, or compares each with what it holds; otherwise every object is read back before it
     /// is prepared.
     part_checksums: AtomicBool,
-    /// The store lets exactly one of many creates of one key win.
+    /// Whether the store lets exactly one of many creates of one key win.
     fencing: AtomicBool,
     pub metrics: Arc<Metrics>,
     /// Parts on their way, over all files.
@@ -74,7 +76,7 @@ pub enum Stored {
     Theirs,
 }
 
-/// Whose epoch Tier-3 has.
+/// The epoch that Tier-3 has: this drain's, or a newer coordinator's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Raised {
     Ours,
@@ -82,7 +84,7 @@ pub enum Raised {
 }
 
 impl Drain {
-    /// A drain that nothing has used yet.
+    /// Makes a drain that no job has used yet.
     pub fn new(
         store: Arc<dyn Store>,
         life: NodeLife,
@@ -109,43 +111,43 @@ impl Drain {
         }
     }
 
-    /// The same, with runs encoded as these say.
+    /// Returns the drain with these settings for encoding runs.
     #[must_use]
     pub fn with_compression(self, compression: CompressionSettings) -> Self {
         Self { compression, ..self }
     }
 
-    /// The store has been tried by this node, and can be trusted with this.
+    /// Records the guarantees that this node's probe of the store found.
     pub fn learn(&self, probe: &Probe) {
         self.part_checksums.store(probe.part_checksums, Ordering::Release);
         self.fencing.store(probe.fencing, Ordering::Release);
     }
 
-    /// See the field.
+    /// Returns the field of this name.
     pub fn part_checksums(&self) -> bool {
         self.part_checksums.load(Ordering::Acquire)
     }
 
-    /// See the field.
+    /// Returns the field of this name.
     pub fn fencing(&self) -> bool {
         self.fencing.load(Ordering::Acquire)
     }
 
-    /// The coordinator's epoch that writes are made in.
+    /// Returns the coordinator's epoch in which writes are made.
     pub fn epoch(&self) -> Epoch {
         Epoch(self.epoch.load(Ordering::Acquire))
     }
 
-    /// From now on writes are of this epoch, the coordinator's. `raised`: Tier-3 has it.
+    /// Sets the coordinator's epoch for all further writes. `raised`: Tier-3 has it.
     pub fn set_epoch(&self, epoch: Epoch, raised: bool) {
         self.epoch.fetch_max(epoch.0, Ordering::AcqRel);
         self.raised.store(raised, Ordering::Release);
     }
 
-    /// Sees to it that Tier-3 has the epoch before anything of it is written there.
+    /// Makes sure that Tier-3 has the epoch, before anything is written in it.
     ///
     /// # Errors
-    /// The store is away. [`Raised::Newer`] is no error: who asks must stop.
+    /// The store is away. [`Raised::Newer`] is no error: the caller must stop.
     pub async fn make_sure_of_epoch(&self) -> Result<Raised, StoreError> {
         if self.raised.load(Ordering::Acquire) {
             return Ok(Raised::Ours);
@@ -159,20 +161,20 @@ impl Drain {
         Ok(Raised::Ours)
     }
 
-    /// How the checkpoints of a run are encoded.
+    /// Returns the codec for a run's checkpoints; none if they are not encoded.
     pub(crate) fn codec_of(&self, run: &RunPath) -> Option<Codec> {
         self.compression.codec_of(run)
     }
 
-    /// The permits of `count` parts, at most all there are; held until the upload ends. How many of them are on their way
-    /// at once is the flight's to say.
+    /// Waits for the permits of `count` parts, at most all there are; the caller holds them until the upload ends. The flight
+    /// decides how many of the parts are on their way at once.
     pub(crate) async fn parts(&self, count: usize) -> tokio::sync::OwnedSemaphorePermit {
         let count =
             u32::try_from(count.clamp(1, self.limits.parts_in_flight)).expect("settings allow at most 256");
         Arc::clone(&self.parts).acquire_many_owned(count).await.expect("the semaphore is never closed")
     }
 
-    /// Takes `bytes` from the pace and blocks this thread for as long as it says. For the blocking pool only.
+    /// Takes `bytes` from the pace and blocks this thread for the wait that the pace demands. For the blocking pool only.
     pub(crate) fn wait_for_pace(&self, bytes: u64) {
         let mut wait = self.with_pace(|pace, now| pace.claim(now, bytes));
         while let Some(nap) = self.next_nap(&mut wait) {
@@ -180,7 +182,7 @@ impl Drain {
         }
     }
 
-    /// The same for a task.
+    /// Does as [`Self::wait_for_pace`], for a task.
     pub(crate) async fn paced(&self, bytes: u64) {
         let mut wait = self.with_pace(|pace, now| pace.claim(now, bytes));
         while let Some(nap) = self.next_nap(&mut wait) {
@@ -188,7 +190,7 @@ impl Drain {
         }
     }
 
-    /// A piece of `wait`; none at its end, or once the pace is lifted.
+    /// Returns the next piece of `wait`; none at the end, or once the pace is lifted.
     fn next_nap(&self, wait: &mut Duration) -> Option<Duration> {
         let nap = PACE_NAP_MAX.min(*wait);
         *wait -= nap;
@@ -196,15 +198,15 @@ impl Drain {
         goes_on.then_some(nap)
     }
 
-    /// Looks at or changes the pace at the present time.
+    /// Reads or changes the pace at the present time.
     pub fn with_pace<R>(&self, f: impl FnOnce(&mut Pace, Duration) -> R) -> R {
         f(&mut self.pace.lock().expect("pacing is arithmetic and does not panic"), self.started.elapsed())
     }
 
-    /// Creates one of our own objects and finds out what became of it, reading where the answer is doubtful, and
-    /// always where the store takes bytes that differ from their checksum.
+    /// Creates one of our own objects and returns what stands under its key. Reads the object back if the answer is doubtful, and
+    /// always if the store accepts bytes that differ from their checksum.
     ///
-    /// Errors: the store is away, refuses, stays doubtful, or gives no document where the object should be; nothing is known then,
+    /// Errors: the store is away, refuses, stays doubtful, or gives no document where the object should be. The result is then unknown,
     /// and a later call with the same bytes is safe.
     pub async fn create(&self, key: &str, body: &[u8]) -> Result<Stored, StoreError> {
         let mut length = DOUBT_PAUSE;
@@ -231,7 +233,7 @@ impl Drain {
         }
     }
 
-    /// Reads back what the store said that it took: what differs was damaged, and is nobody else's.
+    /// Reads back an object that the store accepted. Bytes that differ were damaged on the way; no other writer made them.
     async fn is_as_sent(&self, key: &str, body: &[u8]) -> Result<Stored, StoreError> {
         match self.store.get(key, body.len() as u64).await {
             Ok(Some(found)) if found == body => Ok(Stored::Ours),
@@ -240,7 +242,7 @@ impl Drain {
         }
     }
 
-    /// Reads what stands in the place of a document of ours.
+    /// Reads the object that stands in the place of a document of ours.
     async fn whose(&self, key: &str, body: &[u8]) -> Result<Stored, StoreError> {
         match self.store.get(key, THEIRS_BYTES.max(body.len() as u64)).await {
             Ok(Some(found)) if found == body => Ok(Stored::Ours),

@@ -1,13 +1,12 @@
-//! Makes the chunks of a sealed file smaller on their way to Tier-3, where its run asks for it.
+//! Makes the chunks of a sealed file smaller on their way to Tier-3, if the settings of its run ask for it.
 //!
-//! Owns: which files are encoded, the two passes over one, what is kept between them. Does not own: how many cores that takes
+//! Owns: which files are encoded, the two passes over a file, the chunks kept between them. Does not own: how many cores that takes
 //! (`coders`), the bytes of an encoded chunk (the kernels crate), sending them (`upload`, the store), reading them back
 //! (`chunk::decode`).
 //!
-//! A store is told an object's size before its first byte. So a first pass encodes every chunk to learn its length, and a
-//! second makes what is sent. What the first made is kept as far as there is room for it (`coders`); of a file that fits, each chunk is
-//! encoded once. No chunk leaves before it has been decoded again and has the checksum that was sealed: what is committed
-//! can be read.
+//! A store needs an object's size before its first byte. So a first pass encodes every chunk to learn its length, and a second makes
+//! the chunks to send. Chunks of the first pass are kept while there is room (`coders`); if a whole file fits, each of its chunks is
+//! encoded once. No chunk leaves before it was decoded again and had the sealed checksum, so that every committed chunk can be read.
 
 use crate::chunk::decode;
 use crate::flight::Place;
@@ -26,18 +25,18 @@ use tidemark_store::PartSource;
 use tidemark_tier1::Mapping;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// A smaller file is not encoded: what it saves is less than what its request costs.
+/// Smallest file that is encoded: a smaller one saves less than its request costs.
 const ENCODED_FILE_BYTES_MIN: u64 = 64 << 10;
 
-/// What became of one upload.
+/// The result of an upload.
 #[derive(Debug)]
 pub struct Sent {
     pub etag: Option<String>,
-    /// None where the object is the file's bytes.
+    /// None if the object is the file's bytes.
     pub encoding: Option<Encoding>,
 }
 
-/// Uploads one file to `key`, encoded where a codec is given and the file gets smaller by it.
+/// Uploads one file to `key`, encoded if a codec is given and makes the file smaller.
 ///
 /// Costs one or two encodings and one decoding of each chunk on [`Coders`], and up to three chunks of memory for each part
 /// in flight, beside what is kept.
@@ -82,8 +81,8 @@ async fn encoded(
     Ok(Sent { etag, encoding: Some(encoding) })
 }
 
-/// The encoded chunks of a file as an object holds them already. An error where this build encodes a chunk otherwise: a
-/// manifest says where each chunk lies.
+/// Returns the encoded chunks of a file as an existing object has them. Fails if this build encodes a chunk to another length,
+/// because the manifest says where each chunk lies.
 pub(crate) async fn source_like(
     drain: &Arc<Drain>,
     bytes: SealedBytes,
@@ -108,7 +107,7 @@ async fn plain(drain: &Arc<Drain>, key: &str, bytes: SealedBytes) -> Result<Sent
     Ok(Sent { etag: upload::upload(drain, key, bytes).await?, encoding: None })
 }
 
-/// One file to encode.
+/// A file to encode.
 struct Work {
     drain: Arc<Drain>,
     bytes: SealedBytes,
@@ -117,7 +116,7 @@ struct Work {
 }
 
 impl Work {
-    /// A chunk as it was sealed; one that changed in memory since is an error.
+    /// Returns a chunk as it was sealed. Fails if it changed in memory since.
     fn chunk(&self, chunk: u64) -> io::Result<&[u8]> {
         let range = tidemark_protocol::layout::chunk_range(self.bytes.pin.size_bytes, chunk);
         let index = |offset: u64| usize::try_from(offset).map_err(io::Error::other);
@@ -136,7 +135,7 @@ impl Work {
         })
     }
 
-    /// An encoded chunk that was proven to be the sealed one.
+    /// Encodes a chunk, and proves that the result decodes to the sealed one.
     fn encode_to_send(&self, chunk: u64) -> io::Result<Vec<u8>> {
         let encoded = self.encode(chunk)?;
         let plain_bytes = self.chunk(chunk)?.len();
@@ -153,10 +152,10 @@ fn kernel_codec(codec: Codec) -> kernel::Codec {
     }
 }
 
-/// One encoded chunk between the passes, and while parts take their pieces of it.
+/// An encoded chunk between the passes, and while parts take their pieces of it.
 struct Slot {
     length: u32,
-    /// Bytes of it that no part has taken yet; all of them again once it is dropped.
+    /// Bytes of the chunk that no part has taken yet; all of them again if it was dropped and is encoded again.
     left: usize,
     encoded: Option<(Vec<u8>, Option<OwnedSemaphorePermit>)>,
 }
@@ -198,8 +197,8 @@ struct EncodedSource {
 }
 
 impl EncodedSource {
-    /// Appends a piece of an encoded chunk, which is made if it is not there. A neighbour that needs the other piece
-    /// waits here, and finds it made.
+    /// Appends a piece of an encoded chunk to `part`, and encodes the chunk first if it is not kept. A neighbouring part that needs
+    /// the other piece waits here meanwhile.
     fn take(&self, chunk: u64, piece: Range<usize>, part: &mut BytesMut) -> io::Result<()> {
         let index = usize::try_from(chunk).map_err(io::Error::other)?;
         let mut slot =

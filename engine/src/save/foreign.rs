@@ -1,11 +1,11 @@
-//! Checkpoints in Tier-3 that Tidemark did not write: which objects they are, whether they are whole, what they hold.
+//! Checkpoints in Tier-3 that Tidemark did not write: their objects, their evidence, their checksums.
 //!
 //! Owns: listing them, recognition under the paths they get, evidence, hashing every byte once. Does not own: the record and the
 //! marker (`commit`), the tree (`node::import`).
 //!
-//! The bytes stay where they are, and a manifest names them there. Nothing is known of them but what is read now: so each
-//! is hashed once, a chunk at a time, and from then on every read is verified like any other. Whoever changes such an object
-//! later is found out, and nothing of it is served.
+//! The bytes stay where they are, and a manifest names them there. No checksums exist before, so each byte is hashed once, a chunk
+//! at a time. From then on every read is verified like any other: if such an object is changed later, verification fails, and
+//! nothing of it is served.
 
 use crate::flight::Flight;
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -25,7 +25,7 @@ use tidemark_protocol::record::Evidence;
 use tidemark_protocol::visibility::Content;
 use tidemark_store::{Listing, ObjectHead, Store, StoreError};
 
-/// Indices read of one checkpoint; it has one or two.
+/// Maximum number of indices read of a checkpoint, which has one or two.
 const INDICES_MAX: usize = 64;
 
 /// An object under the path that it gets.
@@ -35,11 +35,11 @@ pub struct ForeignFile {
     pub object: ObjectHead,
 }
 
-/// A checkpoint as it was recognised.
+/// A recognised checkpoint.
 #[derive(Debug)]
 pub struct ForeignCheckpoint {
     pub candidate: Candidate,
-    /// In order of path.
+    /// The files, in order of path.
     pub files: Vec<ForeignFile>,
 }
 
@@ -50,14 +50,14 @@ impl ForeignCheckpoint {
     }
 }
 
-/// What lies below a path.
+/// The objects below a path.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// In order of run, step and name.
+    /// The checkpoints, in order of run, step and name.
     pub checkpoints: Vec<ForeignCheckpoint>,
-    /// Files that belong to none.
+    /// Number of files that belong to no checkpoint.
     pub loose: u64,
-    /// Objects that cannot be files of the mount, and why.
+    /// Objects that cannot be files of the mount, each with the reason.
     pub refused: Vec<(String, String)>,
 }
 
@@ -95,7 +95,7 @@ pub async fn find(
             Err(problem) => found.refused.push((object.key, format!("it cannot be a path: {problem}"))),
         }
     }
-    // The neighbours of a file decide what it is, and all of them are known at once.
+    // A file is recognised by its neighbours, too, and all of them are known here.
     let grouping = rules.group(files.keys());
     found.loose = u64::try_from(grouping.loose.len()).expect("a count fits 64 bits");
     found.checkpoints = grouping
@@ -115,7 +115,7 @@ pub async fn find(
     Ok(found)
 }
 
-/// Whether it is whole, as far as anything in it says: the evidence, or why not.
+/// Returns the evidence that the checkpoint is whole, or why there is none.
 ///
 /// # Errors
 /// An index cannot be read because the store is away.
@@ -128,7 +128,7 @@ pub async fn judge(
         let fact = FileFact {
             state: FileState::Closed,
             size_bytes: file.object.size_bytes,
-            // When each was written nobody knows any more, and so not in which order.
+            // The times of writing are no longer known, and so neither is the order.
             opened_at_ns: 0,
             published_at_ns: 0,
             closed_at_ns: 0,
@@ -157,7 +157,7 @@ pub async fn judge(
             renamed_at_ns: None,
             settle_ns: SETTLE_NS,
         };
-        // Long after the last of it: nothing more follows.
+        // The time is long after the last write: no further file follows.
         match complete(rules, &checkpoint.candidate, &facts, 2 * SETTLE_NS) {
             Verdict::ReadIndex { path, kind } if indices.len() < INDICES_MAX => {
                 let Some(file) = checkpoint.files.iter().find(|file| file.path == path) else {
@@ -196,7 +196,8 @@ pub async fn judge(
     }
 }
 
-/// The chunk checksums of an object. Costs a read of all of it, and a chunk of memory for each place. `tell` hears of bytes read.
+/// Returns the chunk checksums of an object. Costs a read of the whole object, and a chunk of memory for each place. Calls `tell` with
+/// the bytes of each read.
 ///
 /// # Errors
 /// The store is away, or the object has become shorter.
@@ -223,7 +224,7 @@ pub async fn sums(
     stream::iter(0..chunk_count(size_bytes)).map(sum).buffered(flight.most()).try_collect().await
 }
 
-/// The directories of a checkpoint: its own, where it is one, and those in it.
+/// Returns the directories of a checkpoint: its own, if it is a directory, and all in it.
 #[must_use]
 pub fn directories(checkpoint: &ForeignCheckpoint) -> BTreeSet<RelPath> {
     let Some(top) = checkpoint.candidate.id.path() else { return BTreeSet::new() };

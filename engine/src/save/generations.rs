@@ -1,6 +1,6 @@
-//! The generations of one loose file in Tier-3: what each is, and giving some up.
+//! Reading and removing the generations of a loose file in Tier-3.
 //!
-//! Owns: reading what describes them, the order of the deletes. Does not own: which are given up (`protocol::loose`), when
+//! Owns: reading the sidecars, the order of the deletes. Does not own: which generations are removed (`protocol::loose`), when
 //! (`node::generations`).
 
 use crate::restore::locate::{self, FormatProblem};
@@ -16,10 +16,10 @@ use tidemark_protocol::loose::Held;
 use tidemark_protocol::path::RelPath;
 use tidemark_store::{StoreError, current_epoch};
 
-/// Sidecars read at once: hides the round trip.
+/// Maximum number of sidecars read at once, which hides the round trip.
 const READS_IN_FLIGHT: usize = 16;
 
-/// Why nothing more is given up.
+/// The reason why no further generation is removed.
 #[derive(Debug, thiserror::Error)]
 pub enum GiveUpError {
     #[error("what Tier-3 has of {path} cannot be read or removed")]
@@ -30,16 +30,16 @@ pub enum GiveUpError {
     Fenced { ours: Epoch, newer: Epoch },
 }
 
-/// What Tier-3 has of a path.
+/// The generations of a path in Tier-3.
 #[derive(Debug, Default)]
 pub struct Generations {
-    /// Oldest first, each with a sidecar.
+    /// The sidecars, the oldest first.
     pub sidecars: Vec<LooseSidecar>,
-    /// Bytes of uploads that were given up: no sidecar says that they are whole.
+    /// Generations with bytes of abandoned uploads: no sidecar proves them whole.
     pub remains: BTreeSet<Generation>,
 }
 
-/// As the rule sees a generation.
+/// Returns a generation as input of the retention rule.
 #[must_use]
 pub fn held(sidecar: &LooseSidecar) -> Held {
     Held {
@@ -51,16 +51,16 @@ pub fn held(sidecar: &LooseSidecar) -> Held {
     }
 }
 
-/// Reads what Tier-3 has of `path`, up to and with generation `newest`. Costs one listing and a read for each.
+/// Reads the generations of `path` in Tier-3, up to and with `newest`. Costs one listing, and a read for each.
 ///
 /// # Errors
-/// Tier-3 is away, or one of them cannot be read: nobody knows whose bytes that shares.
+/// Tier-3 is away, or a sidecar cannot be read: the generations whose bytes it shares are then unknown.
 pub async fn read(drain: &Drain, path: &RelPath, newest: Generation) -> Result<Generations, GiveUpError> {
     let (found, unreadable) = read_all(drain, path, newest).await?;
     unreadable.map_or(Ok(found), Err)
 }
 
-/// The same, less what cannot be read.
+/// Does as [`read`], but leaves out generations that cannot be read.
 ///
 /// # Errors
 /// Tier-3 is away.
@@ -68,7 +68,7 @@ pub async fn readable(drain: &Drain, path: &RelPath, newest: Generation) -> Resu
     Ok(read_all(drain, path, newest).await?.0)
 }
 
-/// All that can be read, and why one cannot.
+/// Reads all generations that can be read, and returns why one cannot.
 ///
 /// # Errors
 /// Tier-3 is away.
@@ -91,7 +91,7 @@ pub(crate) async fn read_all(
             Ok(Key::Loose { generation, .. }) if generation < newest => {
                 bytes.insert(generation);
             }
-            // What is on its way, or nothing of ours.
+            // A newer generation may be on its way; any other key is not one of ours.
             Ok(_) | Err(_) => {}
         }
     }
@@ -112,10 +112,10 @@ pub(crate) async fn read_all(
     Ok((Generations { sidecars, remains }, unreadable))
 }
 
-/// Removes generations of `path`: what says that the bytes are there first, so that no reader is sent to what is gone.
+/// Removes generations of `path`: each sidecar before its bytes, so that no reader looks for bytes that are gone.
 ///
 /// # Errors
-/// Tier-3 is away, or another coordinator took over. Doing it again does the rest.
+/// Tier-3 is away, or another coordinator took over. A repeated call does the rest.
 pub async fn give_up(
     drain: &Arc<Drain>,
     path: &RelPath,

@@ -1,7 +1,7 @@
-//! Files that belong to no checkpoint, and the tree around them, on their way to Tier-3.
+//! Uploading files that belong to no checkpoint (loose files), and the tree around them.
 //!
-//! Owns: bytes before sidecar, what a file shares with an earlier generation of it, and the numbered tree documents. Does not
-//! own: when a loose file has settled, or what the tree holds (the node loop); how parts are chosen (`protocol::loose`).
+//! Owns: bytes before sidecar, the bytes that a file shares with an earlier generation, and the numbered tree documents. Does not
+//! own: when a loose file has settled, what the tree holds (the node loop), how parts are chosen (`protocol::loose`).
 
 use crate::save::drain::{Drain, Stored};
 use crate::save::reading::{self, Reading};
@@ -27,13 +27,13 @@ use tidemark_protocol::path::RelPath;
 use tidemark_store::StoreError;
 use tidemark_tier1::Backing;
 
-/// One loose file to bring to Tier-3.
+/// A loose file to bring to Tier-3.
 #[derive(Debug)]
 pub struct LooseUpload {
     pub path: RelPath,
     pub generation: Generation,
     pub file: FileId,
-    /// Of its seal, or of what it holds although somebody may write it.
+    /// The number of the file's seal, or of its present bytes if a program may still write them.
     pub seal: SealNumber,
     pub bytes: LooseBytes,
     pub left: Left,
@@ -44,7 +44,7 @@ pub struct LooseUpload {
     pub earlier: Option<Arc<LooseStored>>,
 }
 
-/// Where the bytes of a loose file are.
+/// The bytes of a loose file in Tier-1.
 #[derive(Debug)]
 pub enum LooseBytes {
     Sealed { chunks: Arc<[Crc64]>, pin: Arc<SealPin> },
@@ -75,15 +75,15 @@ impl LooseBytes {
     }
 }
 
-/// What Tier-3 has of a generation.
+/// A generation in Tier-3.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LooseStored {
     pub generation: Generation,
-    /// Of the bytes: an object's, or what stands for several.
+    /// The key of the bytes: an object's, or the key that stands for several objects.
     pub key: String,
     pub size_bytes: u64,
     pub chunks: Arc<[Crc64]>,
-    /// The objects, at least one where there are bytes.
+    /// The objects; at least one if there are bytes.
     pub parts: Vec<LoosePart>,
 }
 
@@ -101,7 +101,7 @@ impl LooseStored {
         }
     }
 
-    /// The same, where it is worth its memory to compare a later generation with it: small files that are written once are many.
+    /// Returns the generation if comparing a later one with it is worth its memory. Small files that are written once are too many.
     #[must_use]
     pub fn compared(self) -> Option<Arc<Self>> {
         let worth = self.size_bytes >= SHARED_FROM_BYTES || self.generation > Generation(1);
@@ -123,7 +123,7 @@ pub enum LooseError {
 }
 
 impl LooseError {
-    /// Whether something stands under the key, document or not, so that the next try takes another.
+    /// Whether an object stands under the key, document or not, so that the next try takes another key.
     #[must_use]
     pub fn uses_number(&self) -> bool {
         matches!(self, Self::Taken { .. } | Self::Write { source: StoreError::NoDocument { .. }, .. })
@@ -133,7 +133,7 @@ impl LooseError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Upload(error) => error.kind(),
-            // What Tier-3 holds did not come whole. It is not known, and asked again.
+            // The answer of Tier-3 came damaged: the content is unknown, and read again.
             Self::Write { source: StoreError::Damaged { .. }, .. } => ErrorKind::Unavailable,
             Self::Write { source, .. } => source.kind(),
             Self::Taken { .. } | Self::Format { .. } => ErrorKind::Invalid,
@@ -180,7 +180,7 @@ pub async fn upload(drain: &Arc<Drain>, upload: LooseUpload) -> Result<LooseStor
     Ok(LooseStored::of(&sidecar))
 }
 
-/// What became of the bytes of an upload.
+/// The uploaded bytes, as the sidecar describes them.
 struct Bytes {
     chunks: Vec<Crc64>,
     parts: Vec<LoosePart>,
@@ -250,18 +250,19 @@ async fn send(drain: &Arc<Drain>, upload: &LooseUpload) -> Result<Bytes, UploadE
     Ok(all)
 }
 
-/// What a file has in common with an earlier generation of it.
+/// The beginning that a file has in common with an earlier generation.
 #[derive(Debug, Default)]
 struct Begins {
-    /// Those that hold its first bytes, where it is large enough to share some.
+    /// The parts that hold the file's first bytes, if it is large enough to share some.
     parts: Vec<LoosePart>,
-    /// The checksum of what they have of the chunk in which they end.
+    /// The checksum of the bytes that the parts have of their last, incomplete chunk.
     head: Crc64,
-    /// The earlier generation, where it begins with all of it.
+    /// The earlier generation, if the file begins with all of its bytes.
     follows: Option<Generation>,
 }
 
-/// Costs a pass over what both may share, unless it is sealed: then over one chunk.
+/// Compares a file with an earlier generation. Costs a pass over the bytes that both may share, or over one chunk if the file is
+/// sealed.
 async fn begins_with(upload: &LooseUpload, earlier: Arc<LooseStored>) -> io::Result<Begins> {
     let backing = Arc::clone(upload.bytes.backing());
     let size_bytes = upload.bytes.size_bytes();
@@ -277,7 +278,7 @@ async fn begins_with(upload: &LooseUpload, earlier: Arc<LooseStored>) -> io::Res
         let follows = (prefix_bytes == earlier.size_bytes).then_some(earlier.generation);
         let parts = if shares { shared(&earlier.parts, prefix_bytes) } else { Vec::new() };
         let from: u64 = parts.iter().map(|part| part.bytes).sum();
-        // What is there of the chunk was compared with what is read of it now, and so may be described by that.
+        // The chunk was found to be the same in both, so its checksum may be computed from the bytes here.
         let head = match from % CHUNK_BYTES {
             0 => Some(Crc64::default()),
             in_chunk => chunk.head(&earlier, from / CHUNK_BYTES, in_chunk, prefix_bytes)?,
@@ -288,8 +289,8 @@ async fn begins_with(upload: &LooseUpload, earlier: Arc<LooseStored>) -> io::Res
     .expect("hashing does not panic")
 }
 
-/// How many bytes at its beginning a file of `size_bytes` has in common with `earlier`, as far as whole chunks tell, and the
-/// last of the earlier ones. `sums`: of its chunks, where they are known.
+/// Returns how many bytes at its beginning a file of `size_bytes` has in common with `earlier`. Compares whole chunks, and the last
+/// chunk of `earlier` even if it is not full. `sums`: the checksums of the file's chunks, if known.
 fn prefix(
     chunk: &mut Chunk<'_>,
     earlier: &LooseStored,
@@ -333,7 +334,7 @@ impl<'a> Chunk<'a> {
         Ok(&self.bytes)
     }
 
-    /// The checksum of the first `in_chunk` bytes of a chunk that is still what `earlier` says; `None` where it is not.
+    /// Returns the checksum of the first `in_chunk` bytes of a chunk; `None` if the chunk differs from the one in `earlier`.
     fn head(
         &mut self,
         earlier: &LooseStored,
@@ -351,7 +352,7 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// Writes tree document `number`. Taken means that somebody wrote that number first.
+/// Writes tree document `number`. [`LooseError::Taken`] means that another writer used the number first.
 pub async fn write_tree(drain: &Arc<Drain>, number: u64, tree: &TreeDocument) -> Result<(), LooseError> {
     reach(StepPoint::TreeBeforeWrite);
     write(drain, Key::numbered(Series::Tree, number).to_string(), tree).await

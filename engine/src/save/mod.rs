@@ -1,7 +1,7 @@
-//! The way of a checkpoint from closed files to a commit marker.
+//! Steps of a checkpoint from closed files to a commit marker.
 //!
-//! create → write → seal → **upload → commit** → reclaim. The first two happen in the namespace and in Tier-1; the node loop has files
-//! hashed, and sees to it that copies give way.
+//! create → write → seal → **upload → commit** → reclaim. The namespace and Tier-1 do the first two; the node loop has files hashed and
+//! evicts copies.
 
 pub mod again;
 pub(crate) mod coders;

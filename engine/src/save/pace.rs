@@ -1,18 +1,18 @@
-//! How fast the drain to Tier-3 may go, so that it ends just before the next checkpoint is expected.
+//! The rate of the drain to Tier-3, chosen so that it ends just before the next checkpoint is expected.
 //!
-//! Owns: the byte budget and the interval it learns. Does not own: the waiting (the uploader sleeps for as long
-//! as [`Pace::claim`] says). Pure: time is an argument.
+//! Owns: the byte budget and the learnt interval. Does not own: the waiting (the uploader sleeps for the time that
+//! [`Pace::claim`] returns). Pure: time is an argument.
 
 use std::time::Duration;
 
-/// What may be sent at once after a pause. One S3 part in flight per core is far below it, and a link of
-/// 10 Gbit/s needs a fifth of a second for it, so training traffic waits no longer than that.
+/// Maximum number of bytes sent at once after a pause: far more than an S3 part in flight per core. A link of
+/// 10 Gbit/s needs a fifth of a second for them, so training traffic waits no longer than that.
 pub const BURST_BYTES: u64 = 256 << 20;
 
-/// The drain aims to end after this part of the expected interval; the rest is room for a slow store.
+/// Part of the expected interval in which the drain aims to end; the rest is room for a slow store.
 const INTERVAL_USED_PERMILLE: u64 = 700;
 
-/// Below this rate pacing would keep a checkpoint volatile for longer than it spares the network.
+/// Lowest rate. A lower one would keep a checkpoint volatile for longer than the network gains by it.
 const RATE_MIN_BYTES_PER_S: u64 = 64 << 20;
 
 /// A token bucket whose rate follows the observed time between checkpoints.
@@ -27,7 +27,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Unlimited until an interval has been seen.
+    /// Makes a pace that is unlimited until an interval has been seen.
     #[must_use]
     pub fn new(now: Duration) -> Self {
         Self {
@@ -39,8 +39,8 @@ impl Pace {
         }
     }
 
-    /// A version of `bytes` became complete: learn the interval, and set the rate that drains `backlog_bytes`
-    /// (this version included) in time.
+    /// Learns the interval from a version that became complete, and sets the rate that drains `backlog_bytes`
+    /// (with this version) in time.
     pub fn version_completed(&mut self, now: Duration, backlog_bytes: u64) {
         let seen = self.last_save.map(|last| now.saturating_sub(last));
         // The shorter of the last two counts: finishing early costs bandwidth, finishing late costs safety.
@@ -54,18 +54,18 @@ impl Pace {
         });
     }
 
-    /// Lifts the limit: somebody waits for the drain (`flush --wait`, SIGTERM), or memory is short.
+    /// Lifts the limit, because a caller waits for the drain (`flush --wait`, SIGTERM) or memory is short.
     pub fn lift(&mut self) {
         self.rate_bytes_per_s = None;
     }
 
-    /// Bytes per second in force; `None` is unlimited.
+    /// Returns the limit in bytes per second; `None` is unlimited.
     #[must_use]
     pub fn rate_bytes_per_s(&self) -> Option<u64> {
         self.rate_bytes_per_s
     }
 
-    /// Takes `bytes` from the budget and says how long to wait before sending them. Who claims while others wait comes
+    /// Takes `bytes` from the budget and returns how long to wait before sending them. A claim made while others wait comes
     /// after them, so that any number of claimers together keep to the rate.
     pub fn claim(&mut self, now: Duration, bytes: u64) -> Duration {
         let Some(rate) = self.rate_bytes_per_s else { return Duration::ZERO };
@@ -82,7 +82,7 @@ impl Pace {
         let short = bytes - self.tokens_bytes;
         self.tokens_bytes = 0;
         let pays_for_short = Duration::from_micros(short.saturating_mul(1_000_000) / rate.max(1));
-        // The wait pays for what was short, so the bucket counts from its end; and it begins where the last one ends.
+        // The wait pays for the missing bytes, so the bucket refills from the wait's end. A wait begins where the last one ends.
         self.refilled_at = self.refilled_at.max(now) + pays_for_short;
         self.refilled_at - now
     }

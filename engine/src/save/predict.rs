@@ -1,6 +1,6 @@
-//! How large a file will be, from the last one of its name.
+//! Predicts a file's size from the last file of its name.
 //!
-//! Owns: the memory of sizes. Does not own: what is made ready for a predicted size (Tier-1).
+//! Owns: the remembered sizes. Does not own: the memory prepared for a predicted size (Tier-1).
 //!
 //! Checkpoints repeat: `step100/__0_0.distcp` is as large as `step50/__0_0.distcp` was. Digits are masked, so that one
 //! entry stands for all steps of a name.
@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// Names remembered. A large job has some thousand; beyond this everything is forgotten and learnt again.
+/// Maximum number of remembered names; beyond it all are forgotten and learnt again. A large job has some thousand.
 const NAMES_MAX: usize = 65_536;
 
 /// Sizes by masked path.
@@ -18,13 +18,13 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The size of the last file of this name, in bytes; `None` for a name that is new.
+    /// Returns the size of the last file of this name, in bytes; `None` for a new name.
     #[must_use]
     pub fn predict(&self, path: &[u8]) -> Option<u64> {
         self.by_name.lock().expect("nothing panics while it holds the sizes").get(&masked(path)).copied()
     }
 
-    /// A file of this path was closed with so many bytes.
+    /// Records the size of a closed file.
     pub fn learn(&self, path: &[u8], size_bytes: u64) {
         let mut by_name = self.by_name.lock().expect("nothing panics while it holds the sizes");
         if by_name.len() >= NAMES_MAX {
@@ -34,7 +34,7 @@ impl Sizes {
     }
 }
 
-/// The path with each run of digits as one `#`.
+/// Returns the path with each run of digits as one `#`.
 fn masked(path: &[u8]) -> Vec<u8> {
     let mut name = Vec::with_capacity(path.len());
     for &byte in path {

@@ -1,10 +1,10 @@
-//! Brings the bytes of a file to Tier-3 from some offset on, whether or not somebody may write them meanwhile.
+//! Brings the bytes of a file to Tier-3 from some offset on, even if a program may write them meanwhile.
 //!
-//! Owns: that exactly the bytes with these checksums are sent, or nothing. Does not own: which bytes are there already
+//! Owns: that exactly the bytes with these checksums are sent, or nothing. Does not own: which bytes Tier-3 has already
 //! (`loose`), keys, retries.
 //!
-//! A sealed file is sent from its mapping. Here each part is copied before it is hashed, since what is mapped may change
-//! between the two.
+//! A sealed file is sent from its mapping. Here each part is copied before it is hashed, because mapped bytes may change
+//! between hashing and sending.
 
 use crate::flight::Place;
 use crate::save::drain::Drain;
@@ -22,13 +22,13 @@ use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_store::{PartSource, StoreError, UploadLimits};
 use tidemark_tier1::Backing;
 
-/// Parts of one such file on their way at once: each is a copy outside the memory of Tier-1.
+/// Maximum number of parts of one such file on their way: each is a copy outside the memory of Tier-1.
 const PARTS_IN_FLIGHT: usize = 2;
 
-/// What is to be sent: `range` of a file, of which `head` is the checksum of what its first chunk has before that.
+/// The bytes to send: `range` of a file. `head` is the checksum of the bytes before `range` in its first chunk.
 #[derive(Debug, Clone)]
 pub(crate) struct Reading {
-    /// The path people know it by, for messages.
+    /// The file's path for people, in messages.
     pub(crate) path: String,
     pub(crate) backing: Arc<Backing>,
     pub(crate) range: Range<u64>,
@@ -36,17 +36,17 @@ pub(crate) struct Reading {
     pub(crate) readers: Readers,
 }
 
-/// What was sent.
+/// The result of an upload.
 #[derive(Debug)]
 pub(crate) struct Sent {
     pub(crate) etag: Option<String>,
-    /// The checksums of the file's chunks from the first that was not there whole.
+    /// The checksums of the file's chunks, from the first chunk that Tier-3 did not have whole.
     pub(crate) chunks: Vec<Crc64>,
 }
 
-/// Uploads the bytes of `reading`, which are at least one, to `key`.
+/// Uploads the bytes of `reading`, at least one, to `key`.
 ///
-/// Costs a copy of two parts. Where the store checks no parts, every byte is read back and hashed before this returns.
+/// Costs a copy of two parts. If the store checks no parts, every byte is read back and hashed before this returns.
 pub(crate) async fn upload(drain: &Arc<Drain>, key: &str, reading: Reading) -> Result<Sent, UploadError> {
     let Reading { path, backing, range, head, readers } = reading;
     let size_bytes = range.end - range.start;
@@ -58,7 +58,7 @@ pub(crate) async fn upload(drain: &Arc<Drain>, key: &str, reading: Reading) -> R
         pieces: Mutex::default(),
     });
     let parts = usize::try_from(size_bytes.div_ceil(drain.limits.part_bytes)).unwrap_or(usize::MAX);
-    // As of any small file: a permit for so little would only make others wait.
+    // A small upload takes no permit, because a permit for so little would only make larger ones wait.
     let permits = match size_bytes > SMALL_BYTES {
         true => Some(drain.parts(parts.min(PARTS_IN_FLIGHT)).await),
         false => None,
@@ -88,7 +88,7 @@ pub(crate) async fn upload(drain: &Arc<Drain>, key: &str, reading: Reading) -> R
     Ok(Sent { etag: uploaded.etag, chunks })
 }
 
-/// Checksums by where in the file their bytes begin, with their length. No piece lies in two chunks.
+/// Checksums with their lengths, by the offset of their bytes in the file. No piece lies in two chunks.
 type Pieces = BTreeMap<u64, (u64, Crc64)>;
 
 struct Source {
@@ -111,7 +111,7 @@ impl Source {
 struct Changed;
 
 fn is_change(error: &io::Error) -> bool {
-    // What ends early was made shorter.
+    // A file that ends early was made shorter.
     error.kind() == io::ErrorKind::UnexpectedEof || error.get_ref().is_some_and(|inner| inner.is::<Changed>())
 }
 
@@ -158,8 +158,8 @@ impl AsRef<[u8]> for Part {
     }
 }
 
-/// The checksums of the chunks that `pieces` make of `range`, the first of which begins with what `head` is of. `None` where a
-/// piece is missing.
+/// Returns the checksums of the chunks of `range`, combined from `pieces`. The first chunk begins with the bytes of `head`.
+/// `None` if a piece is missing.
 fn chunks(head: Crc64, range: &Range<u64>, pieces: &Pieces) -> Option<Vec<Crc64>> {
     let mut chunks = Vec::new();
     let (mut at, mut sum) = (range.start, head);

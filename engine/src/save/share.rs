@@ -1,10 +1,10 @@
 //! Phase 1 of files whose bytes are on other nodes.
 //!
-//! Owns: asking the node that has them, doing its part when it is lost, and doing this node's part when another asks. Does not
-//! own: phase 1 itself (`commit`), who coordinates (control).
+//! Owns: asking the node that has the bytes, doing the part of a lost node, and this node's part if the coordinator asks. Does
+//! not own: phase 1 itself (`commit`), which node coordinates (control).
 //!
-//! Data never passes the coordinator: each node uploads what it wrote and writes its own prepared marker. Only when a node is gone
-//! does the coordinator fetch its files, from whoever keeps copies, and upload them under a key part of its own.
+//! Data never passes the coordinator: each node uploads the files it wrote, and writes its own prepared marker. Only if a node is gone,
+//! the coordinator fetches that node's files from nodes with copies, and uploads them under a key part of its own.
 
 use super::commit::{Attempt, AttemptFile, CommitError};
 use crate::restore::{RestoreError, Restorer};
@@ -23,29 +23,29 @@ use tidemark_protocol::manifest::{HardLink, Prepared};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::record::Record;
 
-/// Between two questions of how far a node is.
+/// Pause between two questions about a node's progress.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// The other nodes, as far as phase 1 needs them.
 #[async_trait::async_trait]
 pub trait Participants: Send + Sync + fmt::Debug {
-    /// The epoch that this node coordinates in.
+    /// Returns the epoch in which this node coordinates.
     fn epoch(&self) -> Epoch;
 
-    /// Whether a life of a node is known, and not known to be over.
+    /// Whether a life of a node is known, and not known to have ended.
     fn is_present(&self, life: Incarnation) -> bool;
 
-    /// Asks a node that is present for its part; `Working` is asked again.
+    /// Asks a node that is present for its part. If the answer is `Working`, the caller asks again.
     ///
     /// # Errors
-    /// It was not heard in time; it is asked again with the next try of the attempt.
+    /// The node did not answer in time; it is asked again with the next try of the attempt.
     async fn prepare(&self, life: Incarnation, prepare: Prepare) -> Result<Preparing, Unheard>;
 }
 
-/// Why a node was not heard about its part.
+/// The reason for a missing answer about a node's part.
 pub type Unheard = Box<dyn std::error::Error + Send + Sync>;
 
-/// What this node does its own part with, and that of a node that is lost.
+/// The means by which this node does its own part, and the part of a lost node.
 #[derive(Debug, Clone, Copy)]
 pub struct Means<'a> {
     pub drain: &'a Arc<Drain>,
@@ -55,22 +55,22 @@ pub struct Means<'a> {
     pub others: Option<&'a dyn Participants>,
 }
 
-/// Attempts that this node remembers to have done its part of: those in flight, and some whose answers were lost.
+/// Maximum number of attempts that this node remembers as a participant: attempts in flight, and some whose answers were lost.
 const REMEMBERED_MAX: usize = 64;
 
-/// What another node has of an attempt.
+/// The part of an attempt whose files another node has.
 #[derive(Debug)]
 pub struct Share {
     pub life: NodeLife,
-    /// Without pins: the bytes are there.
+    /// The files, without pins, because the bytes are on the other node.
     pub files: Vec<AttemptFile>,
     pub hard_links: Vec<HardLink>,
     pub prepared: Option<Prepared>,
-    /// What was done in its place so far.
+    /// An attempt by this node in place of the other node, if that one is lost.
     instead: Option<Box<Attempt>>,
 }
 
-/// Why another node's part is not done.
+/// The reason why another node's part is not done.
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
     #[error("{life} was not heard about its part; it is asked again")]
@@ -92,19 +92,19 @@ pub enum ShareError {
 }
 
 impl Share {
-    /// What `life` has of an attempt.
+    /// Makes the part of `life` in an attempt.
     #[must_use]
     pub fn new(life: NodeLife, files: Vec<AttemptFile>, hard_links: Vec<HardLink>) -> Self {
         Self { life, files, hard_links, prepared: None, instead: None }
     }
 
-    /// The bytes that have to leave.
+    /// Returns how many bytes still have to be uploaded.
     #[must_use]
     pub fn bytes_left(&self) -> u64 {
         if self.prepared.is_some() { 0 } else { self.files.iter().map(|file| file.entry.size_bytes).sum() }
     }
 
-    /// Sees to it that the files are in Tier-3 and that a marker says so.
+    /// Makes sure that the files, and a marker for them, are in Tier-3.
     pub(super) async fn prepare(&mut self, record: &Record, means: Means<'_>) -> Result<(), CommitError> {
         if self.prepared.is_some() {
             return Ok(());
@@ -113,7 +113,7 @@ impl Share {
             Some(others) if self.instead.is_none() => {
                 self.ask(record, others).await.map_err(CommitError::from)
             }
-            // Begun in its place, it is finished in its place: no two write one key.
+            // A part that this node began in the other's place is finished here, so that no two nodes write one key.
             _ => self.stand_in(record, means).await,
         }
     }
@@ -177,7 +177,7 @@ impl Share {
     }
 }
 
-/// The bytes of a file that its node has lost, here.
+/// Restores a lost node's file to this node's memory, and pins the bytes.
 async fn pin_of(means: Means<'_>, life: &NodeLife, file: &AttemptFile) -> Result<Arc<SealPin>, ShareError> {
     let (id, seal) = (file.entry.file, file.entry.seal);
     let path = || file.entry.path.to_string();
@@ -192,7 +192,7 @@ async fn pin_of(means: Means<'_>, life: &NodeLife, file: &AttemptFile) -> Result
     pin.map(Arc::new).ok_or_else(|| ShareError::Changed { life: life.clone(), path: path() })
 }
 
-/// This node's part of attempts that another coordinates. Share it by `Arc`.
+/// The parts that this node has in attempts that another node coordinates. Share it by `Arc`.
 #[derive(Debug, Default)]
 pub struct Participations {
     parts: Mutex<BTreeMap<AttemptId, Arc<Participation>>>,
@@ -200,13 +200,13 @@ pub struct Participations {
 
 #[derive(Debug)]
 struct Participation {
-    /// Taken while a task works on it.
+    /// The attempt; taken out while a task works on it.
     attempt: Mutex<Option<Box<Attempt>>>,
     outcome: Mutex<Option<Preparing>>,
 }
 
 impl Participations {
-    /// Begins this node's part, or says how far it is.
+    /// Begins this node's part, or returns its progress.
     pub fn prepare(&self, prepare: &Prepare, drain: &Arc<Drain>, namespace: &Namespace) -> Preparing {
         let record = match prepare.record() {
             Ok(record) => record,
@@ -216,7 +216,7 @@ impl Participations {
             let why = format!("this is {}, and {} is asked", drain.life, prepare.life);
             return Preparing::Failed { why };
         }
-        // The coordinator raised it before it wrote the record.
+        // The coordinator raised the epoch before it wrote the record.
         drain.set_epoch(prepare.epoch, true);
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         if parts.len() >= REMEMBERED_MAX && !parts.contains_key(&record.attempt) {
@@ -251,7 +251,7 @@ impl Participations {
 }
 
 impl Participation {
-    /// How far it is; goes on where nobody does. A failure is told once, and then it is tried again.
+    /// Returns the progress, and starts a task if none works on the part. A failure is reported once; the next call tries again.
     fn go_on(self: Arc<Self>, drain: &Arc<Drain>) -> Preparing {
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         match &*outcome {
@@ -280,7 +280,7 @@ impl Participation {
     }
 }
 
-/// This node's part of an attempt; the path of a file whose bytes are not here as they were recorded.
+/// Makes this node's part of an attempt. Fails with the path of a file whose recorded bytes are not here.
 fn begin(prepare: &Prepare, record: Record, namespace: &Namespace) -> Result<Attempt, Vec<u8>> {
     let mut files = Vec::with_capacity(prepare.files.len());
     for index in &prepare.files {

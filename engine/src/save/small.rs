@@ -1,9 +1,9 @@
-//! A small file: read whole, and brought to Tier-3 in one piece.
+//! Uploading small files: each is read whole and sent in one piece.
 //!
-//! Owns: what differs from mapping and from `upload` for a file that one request carries. Does not own: keys, retries.
+//! Owns: reading and sending a file that one request carries. Does not own: keys, retries, larger files (`upload`).
 //!
-//! A large file holds permits for its parts, whose number bounds memory, and is mapped. Neither pays for 4 KiB: 100,000 of
-//! them would wait for each other eight at a time, while the store's file system could make many durable at once.
+//! A large file is mapped, and holds permits for its parts, whose number bounds memory. Neither pays for 4 KiB: 100,000 such
+//! files would go eight at a time, although the store's file system could make many durable at once.
 
 use crate::chunk::bytes::read_all;
 use crate::save::drain::Drain;
@@ -14,10 +14,10 @@ use std::time::Instant;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::encoding::ObjectLayout;
 
-/// A file up to this size is small. The loop has at most 128 loose files on their way, so these take 32 MiB at most.
+/// Largest size of a small file. The loop has at most 128 loose files on their way, so these take 32 MiB at most.
 pub(crate) const SMALL_BYTES: u64 = 256 << 10;
 
-/// Uploads one file to `key` and returns the store's etag; reads it back where the store checks nothing.
+/// Uploads one file to `key` and returns the store's etag. Reads the file back if the store checks no parts.
 pub(crate) async fn upload(
     drain: &Arc<Drain>,
     key: &str,
@@ -29,7 +29,7 @@ pub(crate) async fn upload(
     let begun = Instant::now();
     let bytes = read_all(&file.pin.backing, size_bytes)
         .map_err(|source| UploadError::Read { path: file.path.clone(), source })?;
-    // A small file is one chunk, or none when it is empty.
+    // A small file has one chunk, or none if it is empty.
     if let (Some(&expected), found) = (file.chunks.first(), Crc64(tidemark_kernels::crc64(&bytes)))
         && found != expected
     {

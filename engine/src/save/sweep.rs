@@ -1,12 +1,12 @@
-//! What costs space in Tier-3 and can never matter: unfinished multipart uploads of writers that are dead, and what a
-//! retirement or an abort that was cut short left behind.
+//! Removing dead objects from Tier-3: unfinished multipart uploads of dead writers, and remains of retirements and aborts that
+//! were cut short.
 //!
-//! Owns: which of it is known to be dead. Does not own: finding and aborting uploads (store), removing a version's objects
+//! Owns: which of them are known to be dead. Does not own: finding and aborting uploads (store), removing a version's objects
 //! (`commit`), what Tier-3 holds (`restore::locate`).
 //!
-//! Age proves nothing: a slow upload of another node is as old as a dead one. Dead is what can never matter: data of
-//! a version whose marker stands (a commit has all its data, an abort wants none), and a generation of a loose file
-//! whose sidecar, or a later one's, stands. What is left is left alone.
+//! Age proves nothing: a slow upload of another node may be as old as a dead one. An upload is dead if its version has a marker (a
+//! commit has all its data, an abort needs none), or if its generation of a loose file, or a later one, has a sidecar. All other
+//! uploads stay.
 
 use crate::save::commit::{self, CommitError};
 use crate::save::drain::Drain;
@@ -17,19 +17,19 @@ use tidemark_protocol::id::Generation;
 use tidemark_protocol::key::{Key, PathOrHash, VersionId};
 use tidemark_protocol::path::RelPath;
 
-/// Requests on their way at once; nobody waits for them.
+/// Maximum number of requests on their way; no caller waits for them.
 const ABORTS_IN_FLIGHT: usize = 4;
 
-/// What is decided for good, as it was when the daemon started.
+/// The final decisions that Tier-3 held when the daemon started.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Decided {
     /// Versions with a marker that was read.
     pub versions: BTreeSet<VersionId>,
     /// The newest generation of each loose file whose sidecar was read.
     pub loose: BTreeMap<RelPath, Generation>,
-    /// Versions decided against, of which something is left beside their markers.
+    /// Aborted versions that have objects left beside their markers.
     pub aborted_remains: Vec<VersionId>,
-    /// The same of versions that were given up.
+    /// Retired versions that have objects left beside their markers.
     pub retired_remains: Vec<VersionId>,
 }
 
@@ -42,20 +42,20 @@ impl Decided {
             Ok(Key::Loose { path: PathOrHash::Path(path), generation }) => {
                 self.loose.get(&path).is_some_and(|decided| *decided >= generation)
             }
-            // Not ours, or nothing that is uploaded in parts.
+            // The key is not one of ours, or its object is never uploaded in parts.
             Ok(_) | Err(_) => false,
         }
     }
 }
 
-/// Removes what is dead. What fails stays for the next start and is said in the log.
+/// Removes dead objects. If a removal fails, this logs it, and the object stays until the next start.
 pub async fn sweep(drain: Arc<Drain>, decided: Decided) {
-    // First: an upload that goes on belongs to a version that is decided by then.
+    // Versions are cleared first, so that an upload still going on belongs to a decided version by then.
     for version in &decided.aborted_remains {
         say_cleared(version, &commit::clear(&drain, version).await);
     }
     for version in &decided.retired_remains {
-        // The boundary comes before the deletes, and may not have been written when the retirement was cut short.
+        // The boundary precedes the deletes, and may be missing if the retirement was cut short.
         say_cleared(version, &commit::resume_retirement(&drain, version).await);
     }
     abort_uploads(&drain, &decided).await;

@@ -1,6 +1,6 @@
 //! Brings sealed bytes from Tier-1 to Tier-3, each chunk checked against its seal before it leaves.
 //!
-//! Owns: reading and checking parts, how many are on their way, the read-back where the store checks nothing.
+//! Owns: reading and checking parts, how many are on their way, the read-back if the store checks no parts.
 //! Does not own: keys (protocol), markers (commit), retry of a whole attempt (the node loop).
 
 use crate::chunk::decode;
@@ -21,10 +21,10 @@ use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_store::{PartSource, StoreError, UploadLimits, Uploaded};
 use tidemark_tier1::Mapping;
 
-/// One sealed file on its way; the pin keeps its bytes as they are.
+/// A sealed file on its way; the pin keeps its bytes as they are.
 #[derive(Debug)]
 pub struct SealedBytes {
-    /// The path people know it by, for messages.
+    /// The file's path for people, in messages.
     pub path: String,
     pub pin: Arc<SealPin>,
     pub chunks: Arc<[Crc64]>,
@@ -65,10 +65,10 @@ impl UploadError {
             Self::Read { .. } | Self::Changed { .. } | Self::Encode { .. } => ErrorKind::Unavailable,
             Self::Removed { .. } => ErrorKind::NotFound,
             Self::HostCorrupt { .. } => ErrorKind::Corrupt,
-            // Also what was read back and did not come whole.
+            // Bytes that were read back and came damaged are included.
             Self::Store { source: StoreError::Damaged { .. }, .. } => ErrorKind::Unavailable,
             Self::Store { source, .. } => source.kind(),
-            // The store took other bytes than were sent; sending them again is what helps.
+            // The store has other bytes than were sent; sending them again helps.
             Self::Size { .. } | Self::ReadBack { .. } | Self::ReadBackEncoded { .. } => {
                 ErrorKind::Unavailable
             }
@@ -79,7 +79,7 @@ impl UploadError {
 /// Uploads one file to `key` and returns the store's etag.
 ///
 /// Costs one pass of hashing over the bytes, no copy of them, and at most the drain's parts in flight. Waits for
-/// the pace. Where the store checks no parts, every byte is read back and hashed before this returns.
+/// the pace. If the store checks no parts, every byte is read back and hashed before this returns.
 pub async fn upload(
     drain: &Arc<Drain>,
     key: &str,
@@ -91,13 +91,13 @@ pub async fn upload(
     send(drain, key, source, (&path, &layout, &chunks)).await
 }
 
-/// The bytes of a sealed file as they are, each chunk checked as it is read.
+/// Makes a source of a sealed file's plain bytes, which checks each chunk as it is read.
 pub(crate) fn source(drain: &Arc<Drain>, bytes: SealedBytes) -> Result<Arc<dyn PartSource>, UploadError> {
     let mapping = map(&bytes)?;
     Ok(Arc::new(SealedSource { drain: Arc::clone(drain), bytes, mapping }))
 }
 
-/// Does `work` on the bytes of a pin for as long as they are wanted. What is dropped in the middle is taken back by the store.
+/// Does `work` on the bytes of a pin as long as they are wanted. If `work` is dropped halfway, the store aborts its upload.
 pub(crate) async fn while_wanted<R>(
     pin: &SealPin,
     path: &str,
@@ -110,7 +110,7 @@ pub(crate) async fn while_wanted<R>(
     }
 }
 
-/// The pages of a sealed file.
+/// Maps the pages of a sealed file.
 pub(crate) fn map(bytes: &SealedBytes) -> Result<Arc<Mapping>, UploadError> {
     let failed = |source| UploadError::Read { path: bytes.path.clone(), source };
     let mapping = bytes.pin.backing.map().map_err(failed)?;
@@ -119,7 +119,7 @@ pub(crate) fn map(bytes: &SealedBytes) -> Result<Arc<Mapping>, UploadError> {
     Ok(Arc::new(mapping))
 }
 
-/// Uploads what `source` gives, as many parts at a time as the drain permits, and has it read back where that is needed.
+/// Uploads the bytes of `source`, as many parts at a time as the drain permits. Reads them back if the store checks no parts.
 pub(crate) async fn send(
     drain: &Arc<Drain>,
     key: &str,
@@ -150,8 +150,8 @@ pub(crate) async fn send(
     arrived(drain, key, (path, layout, chunks), begun, uploaded).await
 }
 
-/// What follows from an upload that the store took: counted, its size checked, and, where the store checks no parts, read
-/// back. Gives the store's etag.
+/// Counts an upload that the store accepted, checks its size, and reads it back if the store checks no parts. Returns the
+/// store's etag.
 pub(crate) async fn arrived(
     drain: &Drain,
     key: &str,
@@ -173,7 +173,7 @@ pub(crate) async fn arrived(
     Ok(uploaded.etag)
 }
 
-/// Counts parts on their way for as long as it lives, however the upload ends.
+/// A count of parts on their way, taken back when this is dropped, however the upload ends.
 pub(crate) struct InFlight<'a> {
     drain: &'a Drain,
     parts: i64,
@@ -228,7 +228,7 @@ struct SealedSource {
     mapping: Arc<Mapping>,
 }
 
-/// A chunk that is not what was sealed, carried through the store's error as its source.
+/// A chunk that differs from its seal, carried as the source of the store's error.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("chunk {chunk} has checksum {found}, sealed as {expected}")]
 struct ChangedChunk {
@@ -237,13 +237,13 @@ struct ChangedChunk {
     found: Crc64,
 }
 
-/// What is wrong with the host's memory, where that is why a source failed.
+/// Returns the corruption of host memory that made a source fail; none if the source failed otherwise.
 pub(crate) fn corrupt_chunk(path: &str, error: &io::Error) -> Option<UploadError> {
     let ChangedChunk { chunk, expected, found } = error.get_ref()?.downcast_ref::<ChangedChunk>()?.clone();
     Some(UploadError::HostCorrupt { path: path.to_owned(), chunk, expected, found })
 }
 
-/// Refuses a chunk that is not what was sealed.
+/// Refuses a chunk whose checksum differs from its seal.
 pub(crate) fn check_chunk(chunks: &[Crc64], chunk: u64, bytes: &[u8]) -> io::Result<()> {
     let expected = chunks[usize::try_from(chunk).map_err(io::Error::other)?];
     let found = Crc64(tidemark_kernels::crc64(bytes));
@@ -284,7 +284,7 @@ struct Slice {
     mapping: Arc<Mapping>,
     start: usize,
     end: usize,
-    /// The part is on its way for as long as the store holds its bytes.
+    /// Place of the part, which is on its way as long as the store holds its bytes.
     _place: Place,
 }
 
