@@ -1,6 +1,6 @@
 //! Bytes that are being brought into this node's memory.
 //!
-//! Owns: which, for as long as somebody brings them. Does not own: bringing them (`restorer`), who waits for them
+//! Owns: the set of these bytes, each as long as a task brings it. Does not own: bringing them (`restorer`), waiting for them
 //! (`replicate::serve`).
 
 use std::collections::BTreeMap;
@@ -9,11 +9,11 @@ use tidemark_protocol::id::{FileId, SealNumber};
 
 type Bytes = (FileId, SealNumber);
 
-/// A count for each: a file may be fetched for an open and for the node itself.
+/// Number of fetches of each file: one may be for an open, and another for the node itself.
 #[derive(Debug, Default)]
 pub struct Coming(Mutex<BTreeMap<Bytes, usize>>);
 
-/// They are coming until it is dropped.
+/// A fetch in progress; dropping it ends the fetch's entry.
 #[derive(Debug)]
 pub struct Bringing {
     coming: Arc<Coming>,

@@ -1,10 +1,10 @@
-//! Writes one version's files into an ordinary directory, outside of the mount, all of it or nothing.
+//! Writes a version's files into an ordinary directory outside the mount, all or nothing.
 //!
-//! Owns: the order (a name beside the target, files, links, attributes, fsync, rename), what of a file's attributes the
-//! target's file system does not take. Does not own: which version (`node::export`), chunks from Tier-3 (`fetch`).
+//! Owns: the order (a name beside the target, files, links, attributes, fsync, rename), attributes that the target's file
+//! system does not accept. Does not own: which version (`node::export`), chunks from Tier-3 (`fetch`).
 //!
-//! The daemon writes and not the client: a version that the tree does not show any more has no name on the mount, and every
-//! byte is checked against its manifest here, host copies too.
+//! The daemon writes the files, not the client, because a version that the tree no longer shows has no name on the mount. Every
+//! byte is verified against the manifest here, host copies too.
 
 use crate::restore::Restorer;
 use crate::restore::fetch::{FetchError, FetchPlan};
@@ -28,28 +28,28 @@ use tidemark_protocol::layout::{chunk_count, chunk_range};
 use tidemark_protocol::manifest::{Attributes, Manifest, ManifestFile};
 use tidemark_protocol::path::RelPath;
 
-/// Files on their way at once; each has the chunks in flight that a cold open has.
+/// Maximum number of files on their way; each has as many chunks in flight as a cold open.
 const FILES_IN_FLIGHT: usize = 2;
 
-/// Of directories that the manifest does not list.
+/// Mode of directories that the manifest does not list.
 const DIRECTORY_MODE: u32 = 0o755;
 
-/// All that the mount keeps: no suid, and sgid on directories only, so that an export never makes a program that runs as another user.
+/// Mode bits that the mount keeps: no suid, and sgid on directories only, so that an exported program never runs as another user.
 const DIRECTORY_MODE_MAX: u32 = 0o3777;
 const FILE_MODE_MAX: u32 = 0o1777;
 
-/// What came of it.
+/// The result of an export.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Exported {
     pub files: u64,
     pub bytes: u64,
-    /// Of those, files whose bytes were in this node's memory.
+    /// Number of these files whose bytes were in this node's memory.
     pub host_files: u64,
-    /// What the target's file system, or the daemon's rights, did not take, once each.
+    /// Attributes that the target's file system refused, or the daemon lacks the rights for, each once.
     pub left_out: BTreeSet<String>,
 }
 
-/// Why nothing was exported.
+/// The reason why nothing was exported.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     #[error("{} is there already, and nothing is overwritten", target.display())]
@@ -67,7 +67,7 @@ impl ExportError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Exists { .. } | Self::Place { .. } => ErrorKind::Invalid,
-            // What could not be written is the target's trouble, not the checkpoint's.
+            // A failed write is the target's fault, not the checkpoint's.
             Self::Fetch(FetchError::Write { .. }) | Self::Io { .. } => ErrorKind::NoSpace,
             Self::Fetch(error) => error.kind(),
         }
@@ -78,11 +78,11 @@ fn failed<'a>(what: &'static str, path: &'a Path) -> impl Fn(io::Error) -> Expor
     move |source| ExportError::Io { what, path: path.to_owned(), source }
 }
 
-/// Writes all that `manifest` lists into `target`, which is absolute and must not exist; it is there, whole and synced, when
-/// this returns `Ok`. `tell` hears of bytes and files done.
+/// Writes all that `manifest` lists into `target`, which is absolute and must not exist. When this returns `Ok`, the target is
+/// whole and synced. Calls `tell` with the bytes and files done.
 ///
-/// Costs a read of every byte and `FILES_IN_FLIGHT` times the chunks in flight of memory. Dropping the future leaves nothing
-/// but what a write that is under way may still make below the hidden name, which is then said in the log.
+/// Costs a read of every byte, and `FILES_IN_FLIGHT` times the chunks in flight of memory. Dropping the future removes the draft.
+/// A write still under way may leave files below the hidden name; the log reports them.
 pub async fn export(
     restorer: &Restorer,
     manifest: &Arc<Manifest>,
@@ -120,7 +120,7 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.expect("writing files does not panic")
 }
 
-/// Where each path of the mount lies below the target.
+/// Translation of the mount's paths to paths below the target.
 #[derive(Debug)]
 struct Places {
     version: VersionId,
@@ -134,7 +134,7 @@ impl Places {
         Self { version, top }
     }
 
-    /// Of a file, or of a link. A checkpoint that is one file lies in the target under its own name.
+    /// Returns the place of a file or a link. A checkpoint that is one file lies in the target under its own name.
     fn of_file(&self, path: &RelPath) -> PathBuf {
         if path.as_bytes() == self.top {
             return PathBuf::from(OsStr::from_bytes(path.name()));
@@ -142,8 +142,8 @@ impl Places {
         self.of_path(path)
     }
 
-    /// Empty for the checkpoint's own directory. A manifest's paths were checked when it was read: none is absolute, has `..`
-    /// or leads through a link.
+    /// Returns the place of a path; empty for the checkpoint's own directory. A manifest's paths were checked when it was read:
+    /// none is absolute, has `..` or leads through a link.
     fn of_path(&self, path: &RelPath) -> PathBuf {
         if path.as_bytes() == self.top {
             return PathBuf::new();
@@ -153,7 +153,7 @@ impl Places {
     }
 }
 
-/// The directory under its hidden name; removed unless it got its own.
+/// The export under a hidden name; removed on drop unless it was renamed to the target.
 #[derive(Debug)]
 struct Draft {
     path: PathBuf,
@@ -194,7 +194,7 @@ impl Draft {
         Ok(draft)
     }
 
-    /// All but the files: links, then the attributes of directories from the innermost out, then the name.
+    /// Finishes the export after the files: links, then the attributes of directories from the innermost out, then the name.
     fn finish(mut self, manifest: &Manifest, places: &Places) -> Result<BTreeSet<String>, ExportError> {
         let mut left_out = BTreeSet::new();
         for link in &manifest.hard_links {
@@ -269,7 +269,7 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), ExportError> {
     DirBuilder::new().mode(mode).create(path).map_err(failed("making", path))
 }
 
-/// The directories below `path`; nothing else makes names there, and links are not followed.
+/// Appends the directories below `path` to `found`. No other program makes names there, and links are not followed.
 fn below(path: &Path, found: &mut Vec<PathBuf>) -> Result<(), ExportError> {
     for entry in fs::read_dir(path).map_err(failed("listing", path))? {
         let entry = entry.map_err(failed("listing", path))?;
@@ -281,8 +281,8 @@ fn below(path: &Path, found: &mut Vec<PathBuf>) -> Result<(), ExportError> {
     Ok(())
 }
 
-/// One file: from this node's memory where that copy verifies, else from Tier-3. Gives what was left out of its attributes,
-/// and whether memory had it.
+/// Writes one file, from this node's memory if that copy verifies, else from Tier-3. Returns the attributes that were left out,
+/// and whether memory had the file.
 async fn write_file(
     restorer: &Restorer,
     file: &ManifestFile,
@@ -327,8 +327,8 @@ fn pinned(namespace: &Namespace, file: &ManifestFile) -> Option<SealPin> {
     namespace.pin_seal(file.file, file.seal).filter(|pin| pin.size_bytes == file.size_bytes)
 }
 
-/// Copies a host copy, chunk by chunk. False where it is not what the manifest says: Tier-3 is asked then, and what was
-/// written here is written over.
+/// Copies a host copy, chunk by chunk. Returns false if the copy differs from the manifest: the caller then reads Tier-3, and
+/// overwrites the target.
 fn copy_host(pin: &SealPin, chunks: &[Crc64], target: &File, path: &Path) -> Result<bool, ExportError> {
     let mut buffer = Vec::new();
     for (chunk, expected) in (0..chunk_count(pin.size_bytes)).zip(chunks) {
@@ -351,7 +351,7 @@ fn times(mtime_ns: i64) -> Timestamps {
     Timestamps { last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }, last_modification }
 }
 
-/// `mode_max`: bits beyond it are not set.
+/// Sets a file's attributes, without mode bits outside `mode_max`. Returns the attributes that were left out.
 fn set_attributes(
     file: &File,
     attributes: &Attributes,
@@ -359,13 +359,13 @@ fn set_attributes(
     path: &Path,
 ) -> Result<BTreeSet<String>, ExportError> {
     let mut left_out = BTreeSet::new();
-    // The owner first: changing it takes mode bits away.
+    // The owner is set first, because a change of the owner clears mode bits.
     let (uid, gid) = (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid));
     note_refusal(&mut left_out, "owners", rustix::fs::fchown(file, Some(uid), Some(gid)), path)?;
     let mode = attributes.mode & mode_max;
     rustix::fs::fchmod(file, Mode::from_raw_mode(mode))
         .map_err(|error| failed("setting the mode of", path)(error.into()))?;
-    // Of a group that is not the daemon's the kernel drops sgid, and says nothing.
+    // If the group is not one of the daemon's, the kernel drops sgid without an error.
     let set = file.metadata().map_err(failed("looking at", path))?.mode() & 0o7777;
     if set != mode {
         left_out.insert(format!("modes: {mode:o} became {set:o}"));
@@ -379,7 +379,7 @@ fn set_attributes(
     Ok(left_out)
 }
 
-/// Owners and extended attributes are not every file system's, nor every daemon's right; a disk that fails is an error.
+/// Notes an attribute that the file system refuses, or that the daemon has no right to set. Any other failure is an error.
 fn note_refusal(
     left_out: &mut BTreeSet<String>,
     what: &str,

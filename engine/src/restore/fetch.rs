@@ -1,7 +1,7 @@
 //! Brings one file's bytes from Tier-3 into Tier-1, or into an ordinary file, several chunks at a time, each verified before it lands.
 //!
 //! Owns: the second try of a bad or failed chunk. Does not own: chunks in flight (`flight`),
-//! which copy is asked (locate), who waits (the mount), whether the file becomes hot (the namespace).
+//! which copy is read (`restorer`), waiting callers (the mount), whether the file becomes hot (the namespace).
 
 use crate::chunk::decode;
 use crate::flight::Flight;
@@ -16,14 +16,14 @@ use tidemark_protocol::layout::chunk_count;
 use tidemark_store::{Store, StoreError};
 use tidemark_tier1::Backing;
 
-/// How often one chunk is asked for. A flipped bit on the wire is gone the second time; one at rest is not, and a
-/// third try would only delay the next copy.
+/// Maximum number of tries for a chunk. A bit flipped on the wire is right the second time; a bit flipped at rest is not, and
+/// a third try would only delay the next copy.
 const TRIES_PER_CHUNK: u32 = 2;
 
-/// What is fetched: one (file, seal) with everything needed to check it.
+/// A (file, seal) to fetch, with everything needed to verify it.
 #[derive(Debug, Clone)]
 pub struct FetchPlan {
-    /// The path people know the file by, for messages.
+    /// The file's path for people, in messages.
     pub path: String,
     pub key: String,
     pub size_bytes: u64,
@@ -31,12 +31,12 @@ pub struct FetchPlan {
     pub layout: ObjectLayout,
 }
 
-/// Where verified chunks go.
+/// The destination of verified chunks.
 pub trait Landing: Send + Sync + 'static {
-    /// As pwrite(2): how much was written.
+    /// Writes as pwrite(2) does, and returns how many bytes were written.
     ///
     /// # Errors
-    /// Those of pwrite(2).
+    /// The errors of pwrite(2).
     fn write_at(&self, bytes: &[u8], offset: u64) -> std::io::Result<usize>;
 }
 
@@ -52,7 +52,7 @@ impl Landing for std::fs::File {
     }
 }
 
-/// Why a file could not be brought in whole.
+/// The reason why a file could not be brought in whole.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     #[error(
@@ -82,7 +82,7 @@ impl FetchError {
                 ErrorKind::Corrupt
             }
             Self::Store { source, .. } => source.kind(),
-            // Writers take pages without asking, also those that were promised to this file.
+            // Writers take pages without asking, even pages that were promised to this file.
             Self::Write { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
                 ErrorKind::NoSpace
             }
@@ -91,10 +91,10 @@ impl FetchError {
     }
 }
 
-/// Fetches the whole of `plan` into `landing`, which is empty, with as many chunks on their way as `flight` has places for.
+/// Fetches the whole of `plan` into `landing`, which is empty, with as many chunks on their way as `flight` has places.
 ///
-/// Costs a chunk of memory for each place and one write per byte. On error it holds nothing that may be served. Dropping the
-/// future leaves at most one chunk write for each place to finish.
+/// Costs a chunk of memory for each place and one write per byte. After an error nothing in `landing` may be served. If the
+/// future is dropped, at most one chunk write for each place still finishes.
 pub async fn fetch<L: Landing>(
     store: Arc<dyn Store>,
     plan: FetchPlan,
@@ -140,7 +140,7 @@ async fn fetch_chunk<L: Landing>(
         tries += 1;
         let result = try_chunk(&store, &plan, &landing, chunk, &metrics).await;
         match result {
-            // Our own memory refused: asking Tier-3 again would not help.
+            // This node's memory refused the chunk: asking Tier-3 again would not help.
             Ok(()) | Err(FetchError::Write { .. }) => return result,
             Err(_) if tries < TRIES_PER_CHUNK => flight.disturbed(),
             Err(_) => return result,
@@ -220,7 +220,7 @@ mod tests {
     fn a_full_memory_is_no_damage() {
         let refused =
             |source: std::io::Error| FetchError::Write { path: "a".into(), chunk: 0, source }.kind();
-        // The kernel's word, and Tier-1's own.
+        // The kernel's error, and Tier-1's own.
         assert_eq!(refused(rustix::io::Errno::NOSPC.into()), ErrorKind::NoSpace);
         assert_eq!(refused(std::io::ErrorKind::StorageFull.into()), ErrorKind::NoSpace);
         assert_eq!(refused(rustix::io::Errno::IO.into()), ErrorKind::Unavailable);

@@ -1,7 +1,7 @@
 //! Reads a loose file that lies in several objects as if it were one.
 //!
-//! Owns: which ranges of which objects a key stands for (`engine/design/0003-tier3-format.md`). Does not own: verifying what is
-//! read, which every reader does by the file's checksums; anything that is written.
+//! Owns: which ranges of which objects a key stands for (`engine/design/0003-tier3-format.md`). Does not own: verifying the bytes,
+//! which every reader does by the file's checksums; first uploads.
 
 use super::locate::{self, FormatProblem};
 use async_trait::async_trait;
@@ -21,7 +21,7 @@ use tidemark_store::{
     UnfinishedUpload, UploadLimits, Uploaded,
 };
 
-/// Files whose parts are remembered: those that are read at once, one request each otherwise.
+/// Maximum number of files whose parts are remembered: the files read at once. Any other costs one more request.
 const REMEMBERED: usize = 256;
 
 /// A store whose readers need not know that a file may lie in several objects.
@@ -32,19 +32,19 @@ pub struct JoinedStore {
 }
 
 impl JoinedStore {
-    /// The same store, with the keys of parts readable.
+    /// Returns the same store, with the keys of parts readable.
     #[must_use]
     pub fn over(store: Arc<dyn Store>) -> Arc<dyn Store> {
         Arc::new(Self { store, known: Mutex::default() })
     }
 
-    /// The path and the parts that `key` stands for; `None` where an object has it.
+    /// Returns the path and the parts that `key` stands for; `None` if an object has the key.
     async fn parts(
         &self,
         operation: Operation,
         key: &str,
     ) -> Result<Option<(PathOrHash, Arc<[LoosePart]>)>, StoreError> {
-        // Nearly all keys: not taken apart.
+        // Nearly all keys end here, without being parsed.
         if !key.ends_with(".parts") {
             return Ok(None);
         }
@@ -75,7 +75,7 @@ impl JoinedStore {
     }
 }
 
-/// The ranges of the parts that make `range` of the file; `None` where it does not lie inside.
+/// Returns the ranges of the parts that make `range` of the file; `None` if `range` reaches beyond them.
 fn ranges(parts: &[LoosePart], range: &Range<u64>) -> Option<Vec<(LoosePart, Range<u64>)>> {
     let mut ranges = Vec::new();
     let mut begins = 0;
@@ -90,7 +90,7 @@ fn ranges(parts: &[LoosePart], range: &Range<u64>) -> Option<Vec<(LoosePart, Ran
     (range.start <= range.end && range.end <= begins).then_some(ranges)
 }
 
-/// A range of what another source has, which is asked for whole chunks.
+/// A range of another source, which is read in whole chunks.
 struct Window {
     source: Arc<dyn PartSource>,
     range: Range<u64>,
@@ -144,11 +144,11 @@ impl Store for JoinedStore {
         Ok(bytes.freeze())
     }
 
-    /// Of a file in several objects: as many bytes as are there of it, up to the first that is too short.
     async fn pause(&self, length: Duration) {
         self.store.pause(length).await;
     }
 
+    /// Returns, for a file in several objects, the bytes that are there, up to and with the first object that is too short.
     async fn head(&self, key: &str) -> Result<Option<ObjectHead>, StoreError> {
         let parts = match self.parts(Operation::Head, key).await {
             Ok(None) => return self.store.head(key).await,
@@ -182,7 +182,8 @@ impl Store for JoinedStore {
         self.store.upload(key, source, limits).await
     }
 
-    /// Of a file in several objects each that holds nothing else: what a part is only the beginning of, other generations need.
+    /// Replaces, for a file in several objects, each object that holds nothing else. Other generations need an object of which the part
+    /// is only the beginning.
     async fn replace(
         &self,
         key: &str,

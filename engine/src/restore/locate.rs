@@ -1,6 +1,6 @@
-//! Finds what Tier-3 holds: committed versions, attempts that nobody decided, loose files, the tree.
+//! Reads what Tier-3 holds: committed versions, undecided attempts, loose files, the tree.
 //!
-//! Owns: which keys are read and in what order, what is passed over and why. Does not own: what is done with it
+//! Owns: which keys are read and in what order, which objects are passed over and why. Does not own: the use of the catalog
 //! (`node::recover`), the keys themselves (protocol).
 
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -17,42 +17,42 @@ use tidemark_protocol::path::RelPath;
 use tidemark_protocol::record::Record;
 use tidemark_store::{Listing, Store, StoreError};
 
-/// Listings and small reads on their way at once: hides the round trip of an object store without being a burst.
+/// Maximum number of listings and small reads on their way: hides the round trip of an object store without a burst.
 const READS_IN_FLIGHT: usize = 16;
 
-/// Directories below the prefix that are looked into. A run is a handful of directories deep; beyond this many the
-/// prefix is not ours alone, and starting would take hours.
+/// Maximum number of directories below the prefix that are read. A run is a handful of directories deep; with more
+/// directories than this, the prefix is not ours alone, and a start would take hours.
 const PREFIXES_MAX: usize = 1_000_000;
 
-/// What Tier-3 holds.
+/// The versions and attempts in Tier-3.
 #[derive(Debug, Default)]
 pub struct Catalog {
     pub committed: Vec<CommittedVersion>,
     pub undecided: Vec<UndecidedAttempt>,
-    /// Versions decided against; their numbers are used.
+    /// Aborted versions; their numbers are used.
     pub aborted: Vec<DeadVersion>,
-    /// Versions given up; their numbers are used.
+    /// Retired versions; their numbers are used.
     pub retired: Vec<DeadVersion>,
-    /// Versions that were decided, and of which the marker or the manifest is not believed.
+    /// Decided versions whose marker or manifest is not believed.
     pub unreadable: Vec<UnreadableVersion>,
-    /// What was passed over, and why.
+    /// Objects that were passed over, with the reasons.
     pub passed_over: Vec<PassedOver>,
 }
 
-/// A version that may have been committed. What was passed over names the object.
+/// A version that may have been committed. `Catalog::passed_over` names the object that is not believed.
 #[derive(Debug)]
 pub struct UnreadableVersion {
     pub version: VersionId,
-    /// Which files it had; none where that cannot be read either.
+    /// The record, which lists the version's files; none if that cannot be read either.
     pub record: Option<Record>,
     pub why: String,
 }
 
-/// A version of which only the number counts.
+/// A retired or aborted version, of which only the number counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeadVersion {
     pub version: VersionId,
-    /// Something of it is still there, beside its markers.
+    /// Whether objects of the version are left beside its markers.
     pub has_remains: bool,
 }
 
@@ -70,14 +70,14 @@ pub struct UndecidedAttempt {
     pub prepared: Vec<Prepared>,
 }
 
-/// Something in Tier-3 that is not believed.
+/// An object in Tier-3 that is not believed.
 #[derive(Debug)]
 pub struct PassedOver {
     pub key: String,
     pub why: FormatProblem,
 }
 
-/// Why an object is not believed.
+/// The reason why an object is not believed.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatProblem {
     #[error("it is not there, though a marker names it")]
@@ -94,10 +94,10 @@ pub enum FormatProblem {
     Nameless(#[source] Box<Self>),
 }
 
-/// Reads the whole of Tier-3's markers. Costs one listing for each directory (data objects are never listed), two
-/// reads for each committed version and one for each that was given up.
+/// Reads all markers in Tier-3. Costs one listing for each directory (data objects are never listed), two
+/// reads for each committed version and one for each retired version.
 ///
-/// Errors: the store is away. An object that cannot be believed is no error: it is passed over, and said.
+/// Errors: the store is away. An object that is not believed is no error: it is listed in `passed_over`.
 pub async fn read(store: &Arc<dyn Store>) -> Result<Catalog, StoreError> {
     let found = enumerate(store).await?;
     let mut catalog = Catalog::default();
@@ -107,14 +107,14 @@ pub async fn read(store: &Arc<dyn Store>) -> Result<Catalog, StoreError> {
         catalog.add(outcome);
         catalog.passed_over.extend(not_believed);
     }
-    // Reads finish in any order; what is decided from a catalog must not depend on it.
+    // Reads finish in any order; decisions made from a catalog must not depend on it.
     catalog.committed.sort_by(|a, b| a.marker.version.cmp(&b.marker.version));
     catalog.undecided.sort_by(|a, b| a.record.version.cmp(&b.record.version));
     catalog.unreadable.sort_by(|a, b| a.version.cmp(&b.version));
     Ok(catalog)
 }
 
-/// Reads what became of one version, as [`read`] does of all.
+/// Reads the outcome of one version, as [`read`] does for all.
 ///
 /// Errors: the store is away.
 pub async fn read_version(store: &Arc<dyn Store>, version: &VersionId) -> Result<Catalog, StoreError> {
@@ -149,7 +149,7 @@ impl Catalog {
     }
 }
 
-/// One version's own directory, as the listing shows it.
+/// A version's own directory, as the listing shows it.
 #[derive(Debug, Default)]
 struct Found {
     version: Option<VersionId>,
@@ -184,7 +184,7 @@ async fn enumerate(store: &Arc<dyn Store>) -> Result<BTreeMap<String, Found>, St
     Ok(found)
 }
 
-/// Notes the markers and attempts in the listing of one directory; gives the directories in it that are no attempt's.
+/// Notes the markers and attempts in the listing of a directory. Returns its directories that are no attempt's.
 fn sort_out(found: &mut BTreeMap<String, Found>, prefix: &str, listing: Listing) -> Vec<String> {
     for head in listing.keys {
         match head.key.parse::<Key>() {
@@ -198,7 +198,7 @@ fn sort_out(found: &mut BTreeMap<String, Found>, prefix: &str, listing: Listing)
                 entry.version = Some(version);
                 entry.retired = true;
             }
-            // Not ours, or nothing that decides: whatever else lies below the prefix is left alone.
+            // The key is not ours, or decides nothing: all other objects below the prefix are left alone.
             Ok(_) | Err(_) => {}
         }
     }
@@ -219,8 +219,8 @@ fn sort_out(found: &mut BTreeMap<String, Found>, prefix: &str, listing: Listing)
     others
 }
 
-/// The version of a prefix that is an attempt's directory. A component `a-…` of the user's own is escaped in keys,
-/// so it is never taken for one.
+/// Returns the version of a prefix that is an attempt's directory. A user's own component `a-…` is escaped in keys,
+/// so it is never taken for an attempt's.
 fn attempt_of(prefix: &str) -> Option<VersionId> {
     match format!("{prefix}.tidemark/attempt.json").parse::<Key>() {
         Ok(Key::Record { version, .. }) => Some(version),
@@ -237,7 +237,8 @@ enum Looked {
     Unreadable(Box<UnreadableVersion>, PassedOver),
 }
 
-/// Looks at one version. With it comes what stands in the place of its retirement, where that is not believed: the version stands then.
+/// Reads one version. Also returns the object in the place of its retirement, if that is not believed: the version then counts as not
+/// retired.
 async fn look(store: &Arc<dyn Store>, mut found: Found) -> Result<(Looked, Option<PassedOver>), StoreError> {
     let version = found.version.take().expect("every entry was made with a version");
     let has_remains = !found.attempts.is_empty();
@@ -254,14 +255,14 @@ async fn look(store: &Arc<dyn Store>, mut found: Found) -> Result<(Looked, Optio
     if found.committed {
         return Ok((decided(store, version, &found.attempts).await?, not_believed));
     }
-    // Only what was committed is ever retired: its attempts are none that nobody decided, and they are not swept.
+    // Only a committed version is ever retired. So its attempts do not count as undecided, and are not swept.
     if let Some(passed) = not_believed {
         return Ok((unreadable(store, version, &found.attempts, None, passed).await?, None));
     }
     Ok((undecided(store, &found.attempts).await?, None))
 }
 
-/// A version whose marker stands.
+/// Reads a version that has a marker.
 async fn decided(
     store: &Arc<dyn Store>,
     version: VersionId,
@@ -271,7 +272,7 @@ async fn decided(
     let key = Key::Committed { version: version.clone() }.to_string();
     let marker: Marker = match document(store, &key).await? {
         Ok(marker) => marker,
-        // Gone since it was listed: whoever removed it left nothing to believe.
+        // The marker is gone since it was listed, so there is nothing left to believe.
         Err(why @ FormatProblem::Missing) => return Ok(Looked::PassedOver(PassedOver { key, why })),
         Err(why) => return unreadable(store, version, attempts, None, PassedOver { key, why }).await,
     };
@@ -291,7 +292,7 @@ async fn decided(
     };
     let bytes = match bounded(store, &manifest_key, MAX_DOCUMENT_BYTES).await? {
         Ok(bytes) => bytes,
-        // Given up since its directory was listed: the retirement comes before the first delete.
+        // The version was retired since its directory was listed: the retirement precedes the first delete.
         Err(FormatProblem::Missing) if read_retired(store, &version, None).await?.is_ok() => {
             return Ok(Looked::Retired(DeadVersion { version, has_remains }));
         }
@@ -308,7 +309,8 @@ async fn decided(
     Ok(Looked::Committed(Box::new(CommittedVersion { marker, manifest })))
 }
 
-/// A version whose marker stands, with what its record says of it: that of the `named` attempt, where the marker can be read.
+/// Returns a version whose marker or manifest is not believed, with its record: the record of the `named` attempt, if the marker can be
+/// read.
 async fn unreadable(
     store: &Arc<dyn Store>,
     version: VersionId,
@@ -316,7 +318,7 @@ async fn unreadable(
     named: Option<AttemptId>,
     passed: PassedOver,
 ) -> Result<Looked, StoreError> {
-    // A marker says at least that something was decided. Where nothing else is left it was against the version.
+    // A marker proves at least that the version was decided. If nothing else is left, the version was aborted.
     if named.is_none() && attempts.is_empty() {
         return Ok(Looked::PassedOver(passed));
     }
@@ -327,7 +329,7 @@ async fn unreadable(
         if named.is_some_and(|named| named != attempt) {
             continue;
         }
-        // What cannot be read says nothing, and is no further trouble.
+        // A record that cannot be read is left out, and is no further problem.
         let record = document::<Record>(store, &key).await?;
         records.extend(record.ok().filter(|record| record.version == version));
     }
@@ -336,8 +338,9 @@ async fn unreadable(
     Ok(Looked::Unreadable(Box::new(UnreadableVersion { version, record, why }), passed))
 }
 
-/// Reads the retirement of a version, of the `manifest` with that hash where one is named. That something has its key says nothing: a page of a
-/// proxy, or a document of another version, gives nothing up. The inner result says why it is not believed; `Missing` where there is none.
+/// Reads the retirement of a version, and of the `manifest` with that hash if one is named. An object under the key proves nothing: a
+/// proxy's page, or a document of another version, retires nothing. The inner error says why it is not believed; `Missing` if there
+/// is none.
 ///
 /// Errors: the store is away.
 pub async fn read_retired(
@@ -363,7 +366,7 @@ async fn undecided(store: &Arc<dyn Store>, attempts: &[String]) -> Result<Looked
             match head.key.parse::<Key>() {
                 Ok(Key::Record { .. }) => match document::<Record>(store, &head.key).await? {
                     Ok(found) => record = Some(found),
-                    // It was there a moment ago: somebody decided against the version, and sweeps it.
+                    // The record was there a moment ago: a coordinator aborted the version, and sweeps it.
                     Err(FormatProblem::Missing) => {}
                     Err(why) => passed.push(PassedOver { key: head.key, why }),
                 },
@@ -375,16 +378,16 @@ async fn undecided(store: &Arc<dyn Store>, attempts: &[String]) -> Result<Looked
                 Ok(_) | Err(_) => {}
             }
         }
-        // Of what cannot be read nobody can say that it was never prepared: it is not decided against.
+        // An attempt with a document that cannot be read may have been prepared, so it is not aborted.
         if passed.len() == before {
-            // Without a record nothing of the attempt was promised to anyone.
+            // Without a record, no part of the attempt was promised to any caller.
             undecided.extend(record.map(|record| UndecidedAttempt { record, prepared }));
         }
     }
     Ok(Looked::Undecided { attempts: undecided, passed })
 }
 
-/// Reads one document; the inner result says why it is not believed.
+/// Reads a document; the inner error says why it is not believed.
 pub async fn document<D: Document>(
     store: &Arc<dyn Store>,
     key: &str,
@@ -407,15 +410,15 @@ async fn bounded(
     }
 }
 
-/// Whether every file of an attempt's record is prepared, so that whoever finds it can decide it.
+/// Whether every file of an attempt's record is prepared, so that a coordinator that finds the attempt can decide it.
 #[must_use]
 pub fn is_prepared(attempt: &UndecidedAttempt) -> bool {
     Manifest::join(&attempt.record, &attempt.prepared).is_ok()
 }
 
-/// The highest number of a series that is present, and its document; `None` where there is none.
+/// Returns the highest number of a series, and the newest document that is believed; `None` if there is none.
 ///
-/// A document that cannot be believed is passed over, and the one before it counts: it says less, never something
+/// A document that is not believed is passed over, and the one before it counts: an older document says less, never something
 /// wrong.
 pub async fn newest<D: Document>(
     store: &Arc<dyn Store>,
@@ -443,7 +446,7 @@ pub async fn newest<D: Document>(
     Ok((highest, None))
 }
 
-/// The series of every pin that stands.
+/// Returns the series of every pin that stands.
 pub async fn pins(
     store: &Arc<dyn Store>,
     passed_over: &mut Vec<PassedOver>,
@@ -464,7 +467,7 @@ pub async fn pins(
                 pinned.insert(series);
             }
             Err(why) => {
-                // What it says nobody knows: nothing is given up for that.
+                // The pin's state is unknown, so it counts as pinned and nothing is retired.
                 passed_over.push(PassedOver { key, why });
                 pinned.insert(series);
             }
@@ -473,37 +476,37 @@ pub async fn pins(
     Ok(pinned)
 }
 
-/// Loose files as Tier-3 holds them.
+/// The loose files in Tier-3.
 #[derive(Debug, Default)]
 pub struct LooseFiles {
-    /// The newest generation of each file of which that can be believed.
+    /// The newest generation of each file, if it is believed.
     pub believed: Vec<LooseSidecar>,
-    /// Files whose newest generation cannot be believed.
+    /// Files whose newest generation is not believed.
     pub unreadable: Vec<UnreadableLoose>,
-    /// The highest number that was ever used for a path, believed or not: the next one is above it.
+    /// The highest number used for each path, believed or not: the next one is above it.
     pub numbers: BTreeMap<RelPath, Generation>,
 }
 
-/// A loose file of which nobody can say what it held last. What was passed over names the sidecar.
+/// A loose file whose last content is unknown. The list of objects passed over names the sidecar.
 #[derive(Debug)]
 pub struct UnreadableLoose {
     pub path: RelPath,
     pub generation: Generation,
     pub why: String,
-    /// The newest generation that can be believed: its bytes are older ones.
+    /// The newest generation that is believed, with older bytes.
     pub older: Option<LooseSidecar>,
 }
 
-/// What the sidecars of one file say.
+/// The result of reading one file's sidecars.
 #[derive(Debug, Default)]
 struct ReadLoose {
     believed: Option<LooseSidecar>,
-    /// The newest generation, where it is there and cannot be believed, with its path where the key has that.
+    /// The newest generation, if it is present and not believed, with its path if the key has it.
     unreadable: Option<(Option<RelPath>, Generation, String)>,
     passed: Vec<PassedOver>,
 }
 
-/// Reads every loose file's newest sidecar. Where that is damaged it looks for the one before, which is told apart: it says less.
+/// Reads every loose file's newest sidecar. If that is damaged, reads the one before, and returns it apart because it says less.
 pub async fn loose(
     store: &Arc<dyn Store>,
     passed_over: &mut Vec<PassedOver>,
@@ -523,7 +526,7 @@ pub async fn loose(
                     use_number(&mut numbers, path, generation);
                     sidecars.entry(prefix.clone()).or_default().push((generation, head.key, named));
                 }
-                // Bytes without a sidecar: their upload was cut off, and their number is used.
+                // The upload of bytes without a sidecar was cut off; their number is used.
                 Ok(Key::Loose { generation, path }) => use_number(&mut numbers, path, generation),
                 Ok(_) | Err(_) => {}
             }
@@ -540,7 +543,7 @@ pub async fn loose(
                     break;
                 }
                 Err(why) => {
-                    // One that is gone since it was listed was given up, and the one before counts.
+                    // A sidecar that is gone since it was listed was removed with its generation, and the one before counts.
                     if read.passed.is_empty() && !matches!(why, FormatProblem::Missing) {
                         read.unreadable = Some((path, generation, format!("{key}: {}", error_text(&why))));
                     }
@@ -582,7 +585,7 @@ impl LooseFiles {
     }
 }
 
-/// A path that is named by its hash is learnt from its sidecar only.
+/// Records a used number, unless the key has only the path's hash: such a path is learnt from its sidecar.
 fn use_number(numbers: &mut BTreeMap<RelPath, Generation>, path: PathOrHash, generation: Generation) {
     if let PathOrHash::Path(path) = path {
         let known = numbers.entry(path).or_insert(generation);

@@ -1,28 +1,28 @@
 //! Files of which no copy is good.
 //!
-//! Owns: which, why, and what is new of that. Does not own: finding that out (an open, `verify`), what follows for a checkpoint
-//! (`node::visibility`).
+//! Owns: these files, the reasons, and whether any is new. Does not own: finding them (an open, `verify`), the consequences for a
+//! checkpoint (`node::visibility`).
 //!
-//! The next daemon knows nothing of it: it finds out again, at the first open.
+//! A restarted daemon knows no losses, and finds each again at the first open.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidemark_protocol::id::{FileId, SealNumber};
 
-/// Files remembered. Of more the rest is found again when it is opened.
+/// Maximum number of files remembered. Any other is found again when it is opened.
 const LOSSES_MAX: usize = 10_000;
 
-/// Files of which no copy is good, and why.
+/// Files of which no copy is good, with the reasons.
 #[derive(Debug, Default)]
 pub struct Losses(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
     why: BTreeMap<(FileId, SealNumber), String>,
-    /// Files of versions whose commit cannot be read: names in the tree, so that a job sees that there was something.
+    /// Files of versions whose commit cannot be read. Their names stay in the tree, so that a job sees that the files existed.
     refused: BTreeMap<(FileId, SealNumber), String>,
     news: bool,
-    /// Some of them were read whole since.
+    /// Whether some lost files were read whole since.
     good_news: bool,
 }
 
@@ -31,7 +31,7 @@ impl Losses {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether an open of every file may find its bytes.
+    /// Whether no loss and no refusal is known.
     pub(crate) fn is_empty(&self) -> bool {
         let known = self.lock();
         known.why.is_empty() && known.refused.is_empty()
@@ -44,28 +44,28 @@ impl Losses {
         }
     }
 
-    /// From now on an open of these bytes fails with that reason.
+    /// Makes every later open of these bytes fail with that reason.
     pub(crate) fn refuse(&self, file: FileId, seal: SealNumber, why: String) {
         self.lock().refused.insert((file, seal), why);
     }
 
-    /// Why an open of these bytes fails before any copy is asked.
+    /// Returns the reason for which an open of these bytes fails before any copy is read; none if no reason is known.
     pub(crate) fn refusal(&self, file: FileId, seal: SealNumber) -> Option<String> {
         self.lock().refused.get(&(file, seal)).cloned()
     }
 
-    /// Why no copy is good; none for all that is known.
+    /// Returns the reason why no copy of these bytes is good; none if they are not known as lost.
     pub(crate) fn why(&self, file: FileId, seal: SealNumber) -> Option<String> {
         self.lock().why.get(&(file, seal)).cloned()
     }
 
-    /// It was read whole after all.
+    /// Forgets the loss of bytes that were read whole after all.
     pub(crate) fn mend(&self, file: FileId, seal: SealNumber) {
         let mut known = self.lock();
         known.good_news |= known.why.remove(&(file, seal)).is_some();
     }
 
-    /// Its bytes were given up: that no copy is good means nothing.
+    /// Forgets the loss of bytes that were given up: their loss has no consequences.
     pub(crate) fn forget(&self, file: FileId, seal: SealNumber) {
         self.lock().why.remove(&(file, seal));
     }

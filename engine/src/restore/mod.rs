@@ -1,10 +1,9 @@
-//! The way back: **locate → fetch → verify → serve**.
+//! Steps of a restore: **locate → fetch → verify → serve**.
 //!
-//! `locate` reads what Tier-3 holds when the daemon starts; `fetch` brings one file in, has each chunk decoded
-//! where it is encoded (`decode`), and verifies it before it lands; the namespace serves what has landed.
-//! `restorer` decides between other nodes' memory (`peer`) and Tier-3; `coming` is what others may wait for here, and `losses` what no
-//! copy is good of.
-//! `export` writes a version out beside all of that.
+//! `locate` reads what Tier-3 holds when the daemon starts. `fetch` brings a file in: each chunk is decoded if it is encoded
+//! (`decode`), and verified before it lands. The namespace serves the landed bytes. `restorer` decides between other nodes'
+//! memory (`peer`) and Tier-3. `coming` knows the bytes for which other nodes may wait here, and `losses` the files of which no
+//! copy is good. `export` writes a version out, apart from these steps.
 
 pub mod coming;
 pub mod export;

@@ -1,7 +1,7 @@
 //! Brings one file's bytes from other nodes' memory into Tier-1, each chunk verified where it landed.
 //!
-//! Owns: asking several nodes at once, and what is done about one that has bad bytes. Does not own: who has which copy
-//! ([`Suppliers`]), what the others answer (`replicate::serve`), what is tried after that (`restorer`).
+//! Owns: asking several nodes at once, and the handling of a node with bad bytes. Does not own: which node has which copy
+//! ([`Suppliers`]), the other nodes' answers (`replicate::serve`), further sources (`restorer`).
 
 use crate::chunk::bytes::{Sink, Touched, blocking, chunk_bytes, landed_sums};
 use crate::metrics::Metrics;
@@ -21,58 +21,59 @@ use tidemark_tier1::{Backing, Growing};
 use tidemark_transport::{Address, Link, Token};
 use tokio::task::JoinSet;
 
-/// Nodes that are asked for one file at once: two fill a link, the others are for those that fail.
+/// Maximum number of nodes asked for one file at once: two fill a link, and the others replace nodes that fail.
 pub const SUPPLIERS_AT_ONCE: usize = 4;
-/// Chunks of one request: 16 MiB, what one connection has on its way, and so little that much of it is in the processor's cache when
-/// it is hashed. With 64 MiB a restore was a tenth slower.
+/// Chunks of one request: 16 MiB, as much as one connection has on its way. Much of so little is in the processor's cache when it
+/// is hashed; with 64 MiB a restore was a tenth slower.
 const BATCH_CHUNKS: usize = 2;
-/// Batches of one node under way at once: while some are hashed, the others are on the wire.
+/// Maximum number of one node's batches under way: while some are hashed, the others are on the wire.
 const BATCHES_AT_ONCE: usize = 4;
-/// A supplier may have to look at the whole file first, when its daemon was just restarted.
+/// Longest wait for an answer. A supplier whose daemon was just restarted may have to verify the whole file first.
 const ASK_DEADLINE: Duration = Duration::from_secs(20);
-/// Between two questions about bytes that a node is bringing in.
+/// Pause between two questions about bytes that a node is bringing in.
 const COMING_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long a node is asked again that lends to as many others as it may.
+/// Longest time for which this node asks again, if the other lends to as many nodes as it may.
 const BUSY_WAIT: Duration = Duration::from_secs(30);
-/// Who has no time to hear that we are done will see for itself.
+/// Longest wait for the answer to the notice that a fetch has ended. A supplier that misses the notice finds out by itself.
 const DONE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Who can be asked for bytes.
+/// The nodes that can be asked for bytes.
 #[async_trait::async_trait]
 pub trait Suppliers: Send + Sync + fmt::Debug {
-    /// Finds out who has a file's bytes, and what they are where that is not known yet: waits, bounded, for a file that is being
-    /// sealed elsewhere. The file as it is to be fetched. `failed`: who was asked for it in vain.
+    /// Finds the nodes that have a file's bytes, and returns the file as it is to be fetched. If its checksums are not known yet, waits,
+    /// up to a limit, while another node seals it. `failed`: nodes that were asked in vain.
     async fn find(&self, cold: &ColdFile, _failed: &[Address]) -> ColdFile {
         cold.clone()
     }
 
-    /// Other nodes that should have these sealed bytes, the nearest first.
+    /// Returns other nodes that should have these sealed bytes, the nearest first.
     fn suppliers(&self, file: FileId, seal: SealNumber) -> Vec<Address>;
 
-    /// The link to them.
+    /// Returns the link to these nodes.
     fn link(&self) -> Arc<dyn Link>;
 
-    /// What that node sent is not what was sealed: it should look at its copy, and is not counted on until it has.
+    /// Records that a node sent bytes that differ from the seal. The node should verify its copy, and does not count as a supplier
+    /// until it has.
     fn is_bad(&self, node: &str, file: FileId, seal: SealNumber, chunk: u64);
 }
 
-/// Other nodes' memory, once somebody says where it is.
+/// Other nodes' memory, once the suppliers are set.
 #[derive(Debug)]
 pub struct Nearby {
-    /// No other node is ever asked.
+    /// Whether there is never another node to ask.
     alone: bool,
     suppliers: OnceLock<Arc<dyn Suppliers>>,
 }
 
 impl Nearby {
-    /// Of a node that has no others beside it.
+    /// Makes the value for a node without other nodes.
     #[must_use]
     pub fn alone() -> Self {
         Self { alone: true, suppliers: OnceLock::new() }
     }
 
-    /// Of a node of several, before it has heard of them.
+    /// Makes the value for a node of a cluster, before its suppliers are set.
     #[must_use]
     pub fn expected() -> Self {
         Self { alone: false, suppliers: OnceLock::new() }
@@ -84,10 +85,10 @@ impl Nearby {
         self.alone
     }
 
-    /// From now on these are asked before Tier-3. Once.
+    /// Sets the suppliers that are asked before Tier-3 from now on.
     ///
     /// # Panics
-    /// The second time.
+    /// If it is called twice, or for a node without other nodes.
     pub fn ask(&self, suppliers: Arc<dyn Suppliers>) {
         assert!(!self.alone && self.suppliers.set(suppliers).is_ok(), "there is one cluster");
     }
@@ -98,10 +99,10 @@ impl Nearby {
     }
 }
 
-/// One (file, seal), with what its bytes must be.
+/// A (file, seal) to fetch, with the checksums of its bytes.
 #[derive(Debug, Clone)]
 pub struct PeerPlan {
-    /// For messages.
+    /// The file's path, for messages.
     pub path: String,
     pub file: FileId,
     pub seal: SealNumber,
@@ -109,7 +110,7 @@ pub struct PeerPlan {
     pub chunks: Arc<[Crc64]>,
 }
 
-/// Why the bytes did not come from there.
+/// The reason why the bytes did not come from other nodes.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
     #[error("no other node has {path}")]
@@ -122,11 +123,11 @@ pub enum PeerError {
     Write { path: String, source: std::io::Error },
 }
 
-/// What is still to be had, and why somebody did not give it.
+/// The chunks still to fetch, and the reasons why nodes did not supply them.
 #[derive(Debug)]
 struct Left {
     chunks: BTreeSet<u64>,
-    /// Chunks that somebody is being asked for.
+    /// Number of chunks for which a node is being asked.
     flying: usize,
     why: Vec<String>,
 }
@@ -137,13 +138,13 @@ impl Left {
     }
 }
 
-/// Fetches the whole of `plan` into `landing`, which is empty. Chunks that cannot be had well from one node are asked of the next.
+/// Fetches the whole of `plan` into `landing`, which is empty. If a node does not supply a chunk well, the next is asked for it.
 ///
-/// Costs one hash per byte besides the transfer. On error some good chunks may have landed, and nothing may be served. Dropping the
-/// future stops the transfers; what each was just about to write may still land, and the memory lives until then.
+/// Costs one hash per byte besides the transfer. After an error some good chunks may have landed, and nothing may be served. Dropping
+/// the future stops the transfers; a write just about to begin may still land, and the memory lives until then.
 ///
 /// # Errors
-/// [`PeerError`]; a node that sent wrong bytes has been named to `suppliers` then.
+/// [`PeerError`]; a node that sent wrong bytes was reported to `suppliers` before.
 pub async fn fetch_from_peers(
     suppliers: &Arc<dyn Suppliers>,
     plan: PeerPlan,
@@ -179,7 +180,7 @@ pub async fn fetch_from_peers(
     let mut running: FuturesUnordered<_> = asked.by_ref().take(SUPPLIERS_AT_ONCE).map(fetch).collect();
     let mut idle = Vec::new();
     while let Some(ended) = running.next().await {
-        // Who does not answer is not waited for when the others had it all.
+        // Once the other nodes have supplied everything, a node that does not answer is not waited for.
         if lock(&left).is_done() {
             break;
         }
@@ -187,7 +188,7 @@ pub async fn fetch_from_peers(
             Some(good) => idle.push(good),
             None => running.extend(asked.next().map(fetch)),
         }
-        // A node that ends well may do so a moment before another fails: then it is asked for what that one left.
+        // A node may end well a moment before another fails: then it is asked for the chunks that the other left.
         if !lock(&left).chunks.is_empty() {
             running.extend(idle.drain(..).map(fetch));
         }
@@ -205,13 +206,13 @@ fn lock(left: &Mutex<Left>) -> std::sync::MutexGuard<'_, Left> {
     left.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One node that is asked.
+/// A node that is asked.
 struct Source {
     from: Address,
     suppliers: Arc<dyn Suppliers>,
     plan: PeerPlan,
     landing: Arc<Backing>,
-    /// A lane that is stopped may still write what it is about to: the file's space is counted until the last has ended.
+    /// Counts the file's space until the last lane has ended: a stopped lane may still write its next bytes.
     _growing: Growing,
     sink: Arc<Sink>,
     left: Arc<Mutex<Left>>,
@@ -219,7 +220,7 @@ struct Source {
 }
 
 impl Source {
-    /// Takes chunks until none is left; itself, when it may be asked again.
+    /// Takes chunks until none is left. Returns the node's address if it may be asked again.
     async fn fetch(self: Arc<Self>) -> Option<Address> {
         let link = self.suppliers.link();
         match self.all(&link).await {
@@ -255,7 +256,7 @@ impl Source {
                         self.plan.size_bytes
                     ));
                 }
-                // It says so for as long as it lives and its own source does.
+                // The node answers this as long as it and its own source live.
                 Answer::Coming => tokio::time::sleep(COMING_PAUSE).await,
                 Answer::Busy if asked.elapsed() < BUSY_WAIT => tokio::time::sleep(COMING_PAUSE).await,
                 Answer::Busy => return Err("it lends to too many others".to_owned()),
@@ -270,7 +271,7 @@ impl Source {
         result
     }
 
-    /// Several batches side by side, each a task of its own: in one task a single core would receive them all.
+    /// Fetches several batches side by side, each in its own task: in one task a single core would receive them all.
     async fn lanes(self: &Arc<Self>, link: &Arc<dyn Link>, token: Token) -> Result<(), String> {
         let ended = Arc::new(AtomicBool::new(false));
         let mut lanes = JoinSet::new();
@@ -280,7 +281,7 @@ impl Source {
         }
         let mut result = Ok(());
         while let Some(lane) = lanes.join_next().await {
-            // Chunks of a lane that did not come to its end fly for ever, and so the file is never taken for whole.
+            // Chunks of a lane that did not end stay counted in `flying`, so that the file never counts as whole.
             let ended = lane.unwrap_or_else(|error| match error.try_into_panic() {
                 Ok(panic) => panic::resume_unwind(panic),
                 Err(_) => Err("this daemon ends".to_owned()),
@@ -290,7 +291,7 @@ impl Source {
         result
     }
 
-    /// Takes batch after batch until none is left, or until one of them `ended` badly.
+    /// Takes batch after batch until none is left, or until one has failed on any lane (`ended`).
     async fn batches(&self, link: &Arc<dyn Link>, token: Token, ended: &AtomicBool) -> Result<(), String> {
         while !ended.load(Ordering::Relaxed) {
             let batch: Vec<u64> = {
@@ -318,7 +319,7 @@ impl Source {
         Ok(())
     }
 
-    /// Takes what arrived well out of `missing`.
+    /// Fetches a batch, and removes the chunks that arrived well from `missing`.
     async fn batch(
         &self,
         link: &Arc<dyn Link>,

@@ -1,7 +1,7 @@
-//! Brings a cold file back: from which copy, in which order, into which memory.
+//! Brings a cold file back: chooses the copy, the order and the memory.
 //!
-//! Owns: the order (a copy kept here, other nodes' memory, Tier-3), the wait for room, what is remembered of files that no copy is good
-//! of. Does not own: asking nodes (`peer`), reading Tier-3 (`fetch`), who opens and when (the mount, the node loop).
+//! Owns: the order (a copy kept here, other nodes' memory, Tier-3), the wait for room, noting files of which no copy is good. Does not
+//! own: asking nodes (`peer`), reading Tier-3 (`fetch`), which file is opened when (the mount, the node loop).
 
 use super::coming::Coming;
 use super::fetch::{FetchError, FetchPlan, Landing, fetch};
@@ -19,16 +19,16 @@ use tidemark_store::{Store, StoreError};
 use tidemark_tier1::{Backing, Tier1Error};
 use tidemark_transport::Address;
 
-/// Rounds of asking other nodes for one file, each with those left out that failed, before Tier-3 is read.
+/// Maximum number of rounds of asking other nodes for a file, each without the nodes that failed, before Tier-3 is read.
 const SOURCES_MAX: usize = 4;
 
-/// What brings cold files of one node back.
+/// The means to bring back a node's cold files.
 #[derive(Debug)]
 pub struct Restorer {
     pub(super) namespace: Arc<Namespace>,
     store: Arc<dyn Store>,
     metrics: Arc<Metrics>,
-    /// Chunks from Tier-3 on their way.
+    /// The chunks from Tier-3 on their way.
     pub(crate) fetches: Arc<Flight>,
     /// Cold files on their way.
     pub coming: Arc<Coming>,
@@ -39,7 +39,7 @@ pub struct Restorer {
 }
 
 impl Restorer {
-    /// Reads at most `fetches` chunks of `store` at a time.
+    /// Makes a restorer that reads at most `fetches` chunks of `store` at a time.
     pub fn new(
         namespace: Arc<Namespace>,
         store: Arc<dyn Store>,
@@ -60,12 +60,12 @@ impl Restorer {
 
     /// Brings a cold file in and makes it hot: memory, every chunk verified, then the namespace.
     ///
-    /// Costs the file's size in Tier-1, for which host copies with an object copy give way.
+    /// Costs the file's size in Tier-1, for which host copies with an object copy are evicted.
     pub async fn restore(&self, path: String, cold: ColdFile) -> Result<(), RestoreError> {
         self.restore_when(Room::Awaited, path, cold).await
     }
 
-    /// The same, refused at once where there is no room now.
+    /// Does as [`Self::restore`], but fails at once if there is no room now.
     pub(crate) async fn restore_at_once(&self, path: String, cold: ColdFile) -> Result<(), RestoreError> {
         self.restore_when(Room::Now, path, cold).await
     }
@@ -76,15 +76,15 @@ impl Restorer {
             self.losses.mend(cold.file, cold.seal);
             return Ok(());
         }
-        // Before anybody hears that it comes from here.
+        // Begins before any other node may be sent here for these bytes.
         let _bringing = self.coming.begin(self.home_of(&cold));
         let (backing, cold, _) = match self.fetched_when(room, &path, &cold).await {
             Ok(fetched) => fetched,
-            // A copy of it came to this node meanwhile.
+            // A copy of the file came to this node meanwhile.
             Err(_) if self.namespace.cold(cold.node).is_none() => return Ok(()),
             Err(error) => {
                 self.metrics.fetch_failures.inc();
-                // Where there are other nodes, one of them may come back with it.
+                // If there are other nodes, one of them may come back with the file.
                 if error.is_loss() && self.nearby.is_alone() {
                     self.losses.note(cold.file, cold.seal, error_text(&error));
                 }
@@ -100,7 +100,7 @@ impl Restorer {
         Ok(())
     }
 
-    /// The verified bytes of a cold file in a backing file of their own, and where they came from.
+    /// Fetches a cold file into a backing file of its own. Returns the verified bytes, and their origin.
     pub(crate) async fn fetched(
         &self,
         path: &str,
@@ -116,7 +116,7 @@ impl Restorer {
         let mut wait = self.namespace.room_wait();
         loop {
             match self.fetched_once(room, path, cold, &mut wait).await {
-                // A writer took the page that was promised to this file: the room is made once more.
+                // A writer took a page that was promised to this file: room is made once more.
                 Err(error) if error.is_full() && room == Room::Awaited => match wait.pause() {
                     Some(pause) => tokio::time::sleep(pause).await,
                     None => return Err(error),
@@ -178,14 +178,14 @@ impl Restorer {
         Ok((backing, cold, Origin::Object))
     }
 
-    /// The file and the seal that other nodes know the bytes by: a copy that is kept here has an identity of its own.
+    /// Returns the file and the seal by which other nodes know the bytes: a copy that is kept here has an identity of its own.
     fn home_of(&self, cold: &ColdFile) -> (FileId, SealNumber) {
         self.namespace
             .copy_at(cold.node)
             .map_or((cold.file, cold.seal), |copy| (copy.file, copy.sealed.number))
     }
 
-    /// A backing file for all of it; waits for one, bounded, while memory is on its way back.
+    /// Returns a backing file for the whole file. Waits, up to a limit, while memory is being freed.
     async fn room_for(
         &self,
         room: Room,
@@ -215,24 +215,24 @@ impl Restorer {
     /// Reads one file's object into `landing`, each chunk verified.
     ///
     /// # Errors
-    /// Those of [`fetch`].
+    /// The errors of [`fetch`].
     pub(crate) async fn fetch<L: Landing>(&self, plan: FetchPlan, landing: Arc<L>) -> Result<(), FetchError> {
         let (store, flight) = (Arc::clone(&self.store), Arc::clone(&self.fetches));
         fetch(store, plan, landing, flight, Arc::clone(&self.metrics)).await
     }
 }
 
-/// Whether memory that is on its way back is waited for, as an open does and a prefetch does not.
+/// Whether to wait for memory that is being freed: an open waits, a prefetch does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Room {
     Awaited,
     Now,
 }
 
-/// Verified bytes, what is known of their file by then, and where they came from.
+/// Verified bytes, their file as it is known by then, and their origin.
 type Fetched = (Arc<Backing>, ColdFile, Origin);
 
-/// Why a cold file did not become hot.
+/// The reason why a cold file did not become hot.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     #[error(
@@ -255,20 +255,20 @@ pub enum RestoreError {
 }
 
 impl RestoreError {
-    /// Whether no copy is left, and not only out of reach.
+    /// Whether no copy is left; false if copies are only out of reach.
     #[must_use]
     pub fn is_loss(&self) -> bool {
         match self {
             Self::NoCopy { .. } | Self::Unreadable { .. } => true,
-            // An object that is too short does not have the range.
+            // The range is missing because the object is too short.
             Self::Fetch(FetchError::Store { source: StoreError::Range { .. }, .. }) => true,
             Self::Fetch(error) => matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound),
-            // Another node may have it again when it is back.
+            // Another node may have the file when that node is back.
             Self::Peer(_) | Self::NoSpace { .. } | Self::Changed { .. } => false,
         }
     }
 
-    /// Whether this node has no room for it: it has copies, and may be fetched when there is.
+    /// Whether this node lacks room for the file: there are copies, and the file may be fetched once there is room.
     #[must_use]
     pub fn is_full(&self) -> bool {
         match self {
@@ -279,7 +279,7 @@ impl RestoreError {
         }
     }
 
-    /// What the caller of open(2) is told.
+    /// Returns the error for the caller of open(2).
     #[must_use]
     pub fn errno(&self) -> FsError {
         match self {
@@ -294,7 +294,7 @@ impl RestoreError {
     }
 }
 
-/// Where the bytes of a file were fetched from.
+/// The source of a file's fetched bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     Peer,
@@ -302,7 +302,7 @@ pub(crate) enum Origin {
 }
 
 impl Origin {
-    /// As reports say it.
+    /// Returns the origin as a word for reports.
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Peer => "peer",
@@ -310,7 +310,7 @@ impl Origin {
         }
     }
 
-    /// As sentences say it.
+    /// Returns the origin as a phrase for sentences.
     pub(crate) const fn place(self) -> &'static str {
         match self {
             Self::Peer => "another node",
