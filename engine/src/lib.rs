@@ -1,4 +1,4 @@
-//! The engine of one node: Tier-1 memory, the namespace over it, the save and restore flows, Tier-3.
+//! The engine of a node: Tier-1 memory, the namespace over it, the save and restore flows, Tier-3.
 //!
 //! save: create → write → seal → replicate → upload → commit → reclaim. restore: locate → fetch → verify → serve.
 

@@ -1,12 +1,12 @@
-//! One table of everything this node measures.
+//! The table of everything this node measures.
 //!
-//! Owns: names, units, kinds, help and stability; the handles that the flows record through; the text for
-//! Prometheus. Does not own: when something is recorded (each flow), serving the text (the control crate).
+//! Owns: names, units, kinds, help and stability; the handles by which the flows record; the text for
+//! Prometheus. Does not own: when a value is recorded (each flow), serving the text (the control crate).
 //!
-//! The words are those of the flows. Names begin with `tidemark_` and end with the unit (counters then with
+//! Names use the flows' words, begin with `tidemark_` and end with the unit (counters then with
 //! `_total`, as OpenMetrics asks). Labels have few values, fixed in code: never a path, a run or a step, which have no
-//! bound. A name that nobody records is worse than none, so a test fails for it: a metric enters the table together
-//! with the line that records it.
+//! bound. A metric that no code records is worse than none, and a test fails for it: add a metric together with the
+//! line that records it.
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -17,7 +17,7 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 
-/// One label with few values, such as `[("opcode", "create")]`.
+/// A label with few values, such as `[("opcode", "create")]`.
 pub type Label = [(&'static str, &'static str); 1];
 /// A counter for each value of a label.
 pub type CounterBy = Family<Label, Counter>;
@@ -26,25 +26,25 @@ pub type GaugeBy = Family<Label, Gauge>;
 /// A gauge of a fraction or of seconds.
 pub type GaugeF64 = Gauge<f64, AtomicU64>;
 
-/// What somebody may rely on.
+/// The extent to which users may rely on a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stability {
     /// Name, unit and meaning stay.
     Stable,
-    /// May change with a release note.
+    /// Anything may change, with a release note.
     Trial,
 }
 
-/// One row of the table.
+/// A row of the table.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
     /// The field of [`Metrics`], by which the code records it.
     pub field: &'static str,
-    /// Without prefix and unit.
+    /// The name without prefix and unit.
     pub name: &'static str,
-    /// `bytes`, `seconds`, `ratios`, or `count` for things that are only counted.
+    /// The unit: `bytes`, `seconds`, `ratios`, or `count` for things that are only counted.
     pub unit: &'static str,
-    /// `counter`, `gauge` or `histogram`.
+    /// The kind: `counter`, `gauge` or `histogram`.
     pub kind: &'static str,
     pub help: &'static str,
     pub stability: Stability,
@@ -72,7 +72,7 @@ macro_rules! metrics {
         ];
 
         impl Metrics {
-            /// All at zero.
+            /// Makes all metrics, at zero.
             #[must_use]
             pub fn new() -> Self {
                 let mut registry = Registry::with_prefix("tidemark");
@@ -189,14 +189,14 @@ mod kinds {
         pub(in super::super) fn Fraction() -> super::Fraction {
             super::Fraction::default()
         }
-        /// From 1 ms, a small file, to about 17 minutes, a large checkpoint on a slow store.
+        /// Makes buckets from 1 ms, for a small file, to about 17 minutes, for a large checkpoint on a slow store.
         pub(in super::super) fn Times() -> super::Times {
             Histogram::new(exponential_buckets(0.001, 4.0, 11))
         }
     }
 }
 
-/// The field's name without its unit, which the registry adds.
+/// Returns the field's name without its unit, which the registry adds.
 const fn name_of(field: &'static str, unit: &'static str) -> &'static str {
     let (name, unit_bytes) = (field.as_bytes(), unit.as_bytes());
     if name.len() <= unit_bytes.len() + 1 {
@@ -225,7 +225,7 @@ fn register(registry: &mut Registry, row: &Row, metric: impl Metric) {
 }
 
 impl Metrics {
-    /// The text Prometheus reads (OpenMetrics), with its final `# EOF`.
+    /// Returns the text for Prometheus (OpenMetrics), with its final `# EOF`.
     #[must_use]
     pub fn encode(&self) -> String {
         let mut text = String::new();
@@ -246,8 +246,8 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// Brings a counter to a total that somebody else counts, such as the mount its requests. A total that went back
-/// (it was counted anew) leaves the counter where it is. One caller at a time for one counter.
+/// Raises a counter to a total that is counted elsewhere, such as the mount's requests. If the total is lower, because
+/// it was counted from zero again, the counter stays. Each counter may have only one caller at a time.
 pub fn raise_to(counter: &Counter, total: u64) {
     let have = counter.get();
     if total > have {

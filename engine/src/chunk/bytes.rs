@@ -1,6 +1,7 @@
-//! Files as the link reads and writes them, and chunks as they lie in them.
+//! Backing files as the link reads and writes them, and the chunks in them.
 //!
-//! Owns: the descriptors, which chunks bytes landed in, hashing chunks of a backing file. Does not own: what a wrong chunk means.
+//! Owns: the descriptors, the chunks in which bytes landed, hashing chunks of a backing file. Does not own: the consequences of a wrong
+//! chunk.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,22 +14,22 @@ use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_tier1::Backing;
 use tidemark_transport::{BytesSink, BytesSource};
 
-/// Bytes read at a time to be hashed: they are still in the core's cache when the hash comes to them.
+/// Bytes read at a time for hashing: few enough to be still in the core's cache when they are hashed.
 const READ_BYTES: usize = 256 << 10;
 
-/// The chunks into which bytes have landed, or may have: a piece counts before its first byte is written. It outlives those
-/// who write.
+/// The chunks into which bytes have landed, or may have: a piece counts before its first byte is written. Outlives the
+/// writers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Touched(Arc<Mutex<BTreeSet<u64>>>);
 
 impl Touched {
-    /// All since this was asked last.
+    /// Takes all chunks since the last call.
     pub(crate) fn take(&self) -> BTreeSet<u64> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// A backing file that the link writes into. While one lives somebody may write.
+/// A backing file that the link writes into. As long as it lives, the link may write.
 #[derive(Debug)]
 pub(crate) struct Sink {
     file: File,
@@ -55,11 +56,11 @@ impl BytesSink for Sink {
     }
 }
 
-/// A backing file that the link reads from; the file lives as long as this.
+/// A backing file that the link reads from; the file lives as long as this value.
 #[derive(Debug)]
 pub(crate) struct Source<K> {
     file: File,
-    /// What keeps the bytes as they are.
+    /// A value that keeps the bytes as they are.
     _kept: K,
 }
 
@@ -75,13 +76,13 @@ impl<K: Send + Sync + 'static> BytesSource for Source<K> {
     }
 }
 
-/// The bytes of a chunk of a file of `size_bytes`; empty beyond its end.
+/// Returns the byte range of a chunk in a file of `size_bytes`; empty beyond the file's end.
 pub(crate) fn chunk_bytes(chunk: u64, size_bytes: u64) -> Range<u64> {
     let start = chunk.saturating_mul(CHUNK_BYTES).min(size_bytes);
     start..size_bytes.min(start.saturating_add(CHUNK_BYTES))
 }
 
-/// The checksums of these chunks as they lie in a file of `size_bytes`; one that is not whole there is left out. Blocks.
+/// Returns the checksums of these chunks in a file of `size_bytes`, without chunks that are not whole there. Blocks.
 pub(crate) fn sums(backing: &Backing, chunks: &[u64], size_bytes: u64) -> io::Result<Vec<(u64, Crc64)>> {
     let file = File::from(backing.read_fd()?);
     let mut buffer = vec![0; READ_BYTES];
@@ -109,14 +110,14 @@ pub(crate) fn sums(backing: &Backing, chunks: &[u64], size_bytes: u64) -> io::Re
     Ok(sums)
 }
 
-/// As [`sums`], for a file that nobody makes shorter meanwhile: hashed where the chunks lie, without a copy of each byte, which was
-/// a tenth of a restore's processor time. Blocks.
+/// Does as [`sums`], for a file that is not made shorter meanwhile. Hashes the chunks in place, because a copy of each byte took a
+/// tenth of a restore's processor time. Blocks.
 pub(crate) fn landed_sums(
     backing: &Backing,
     chunks: &[u64],
     size_bytes: u64,
 ) -> io::Result<Vec<(u64, Crc64)>> {
-    // A disk that cannot read back what it took is an error of a read, and would be the end of a process that has it mapped.
+    // If a disk cannot read its bytes back, a read fails with an error, but a mapping would kill the process.
     let map = if backing.is_spilled() { None } else { backing.map_written().ok() };
     let Some(map) = map else { return sums(backing, chunks, size_bytes) };
     let bytes_of = |chunk| {
@@ -128,15 +129,15 @@ pub(crate) fn landed_sums(
     Ok(lying.map(|(chunk, bytes)| (chunk, Crc64(tidemark_kernels::crc64(bytes)))).collect())
 }
 
-/// All bytes of a small file at rest. A copy out of memory keeps a core for microseconds only; mapping so few would cost
-/// every core an interrupt when the map goes.
+/// Reads all bytes of a small file at rest. Copying them keeps a core busy for microseconds only; mapping so few would cost
+/// every core an interrupt at the unmapping.
 pub(crate) fn read_all(backing: &Backing, size_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(size_bytes).map_err(io::Error::other)?];
     backing.read_exact_at(&mut bytes, 0)?;
     Ok(bytes)
 }
 
-/// Writes all of it.
+/// Writes all of `bytes` at the file's beginning.
 pub(crate) fn write_all(backing: &Backing, mut bytes: &[u8]) -> io::Result<()> {
     let mut at = 0;
     while !bytes.is_empty() {
@@ -151,7 +152,7 @@ pub(crate) fn write_all(backing: &Backing, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs what blocks elsewhere.
+/// Runs blocking work on the blocking pool.
 pub(crate) async fn blocking<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
     tokio::task::spawn_blocking(work).await.expect("reading and hashing do not panic")
 }

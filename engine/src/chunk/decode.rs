@@ -1,15 +1,15 @@
-//! One chunk as it lies in Tier-3, made the chunk of the file again.
+//! Decodes a chunk from Tier-3 to the chunk of the file.
 //!
-//! Owns: that this takes memory by the chunk's length alone. Does not own: where a chunk lies (`protocol::encoding`), that
-//! it is the right one: whoever reads it compares its checksum.
+//! Owns: that decoding takes memory by the chunk's length alone. Does not own: where a chunk lies (`protocol::encoding`), that
+//! it is the right one: each reader compares the checksum.
 
 use bytes::Bytes;
 use tidemark_kernels::encoding::{DecodeError, Decoder};
 use tidemark_protocol::encoding::ObjectLayout;
 use tidemark_protocol::layout::CHUNK_BYTES;
 
-/// The bytes of `chunk` in the file, from those that its range in the object gave; no copy where they are the same. Keeps
-/// a core busy for milliseconds.
+/// Returns the bytes of chunk `number` in the file, from the bytes of its range in the object; no copy if they are the same.
+/// Keeps a core busy for milliseconds.
 ///
 /// # Errors
 /// The bytes are no encoded chunk of this length.
@@ -22,7 +22,7 @@ pub(crate) fn stored(layout: &ObjectLayout, number: u64, bytes: Bytes) -> Result
     chunk(&bytes, length).map(Bytes::from)
 }
 
-/// The `plain_bytes` of one encoded chunk.
+/// Decodes a chunk to its `plain_bytes` bytes.
 ///
 /// # Errors
 /// As [`stored`].

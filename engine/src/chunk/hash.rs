@@ -1,20 +1,20 @@
 //! Hashes a closed file's bytes from the pages themselves.
 //!
-//! Owns: how the hashing is spread over cores. Does not own: when a file may be sealed (the namespace), what a
-//! seal means (protocol).
+//! Owns: how the hashing is spread over cores. Does not own: when a file may be sealed (the namespace), the meaning
+//! of a seal (protocol).
 
 use std::sync::Arc;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::layout::CHUNK_BYTES;
 
-/// The checksums of one seal: per chunk, and of the whole.
+/// The checksums of a seal: per chunk, and of the whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SealSums {
     pub crc: Crc64,
     pub chunks: Arc<[Crc64]>,
 }
 
-/// A file below this many chunks is hashed by one thread: starting a second costs more than it saves.
+/// Fewest chunks for each thread: for fewer, starting another thread costs more than it saves.
 const CHUNKS_PER_THREAD_MIN: usize = 4;
 
 /// Hashes `bytes`, one CRC-64/NVME per chunk, on at most `threads` threads.
@@ -25,7 +25,7 @@ pub fn hash(bytes: &[u8], threads: usize) -> SealSums {
     hash_while(bytes, threads, || true).expect("nobody stops it")
 }
 
-/// As [`hash`]; each thread asks `go_on`, which may pause, before it hashes a chunk. None once that was false.
+/// Does as [`hash`]; each thread calls `go_on`, which may pause, before it hashes a chunk. Returns none once that was false.
 #[must_use]
 pub(crate) fn hash_while(bytes: &[u8], threads: usize, go_on: impl Fn() -> bool + Sync) -> Option<SealSums> {
     let chunk_bytes = usize::try_from(CHUNK_BYTES).expect("a chunk fits an address space");

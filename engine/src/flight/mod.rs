@@ -1,9 +1,8 @@
-//! Places for parts on their way to or from the durable tier: as many as the way there holds, and no more than memory allows.
+//! Places for parts on their way to or from the durable tier: as many as the path holds, and no more than memory allows.
 //!
-//! Owns: who has a place, and who waits for one. Does not own: how many there are (`window`), what a part is.
+//! Owns: taking a place, and waiting for one. Does not own: how many there are (`window`), what a part is.
 //!
-//! Uploads have one of these and fetches another: what holds memory for the tier is counted in one place each, over all
-//! files.
+//! Uploads have a flight and fetches another, so that each counts the memory of its parts in one place, over all files.
 
 mod window;
 
@@ -12,7 +11,7 @@ use std::time::Instant;
 use tokio::sync::Semaphore;
 use window::Window;
 
-/// A smaller part takes no place and teaches nothing: its memory is little, and its time is the store's, not the way's.
+/// Smallest part that takes a place. A smaller one needs little memory, and its time shows the store's delay, not the network's.
 pub const PLACE_FROM_BYTES: u64 = 256 << 10;
 
 /// See the module's head.
@@ -27,11 +26,11 @@ pub struct Flight {
 #[derive(Debug)]
 struct Counts {
     window: Window,
-    /// Places there are: free, taken, and given to who waited and does not know yet.
+    /// Number of places: free, taken, and given to a waiting task that has not run yet.
     places: usize,
 }
 
-/// A place, for as long as its part is on its way.
+/// A place, held as long as its part is on its way.
 #[derive(Debug)]
 pub struct Place {
     /// None for a part that needs no place.
@@ -40,7 +39,7 @@ pub struct Place {
 }
 
 impl Flight {
-    /// At most `most` parts at once.
+    /// Makes a flight of at most `most` parts at once.
     #[must_use]
     pub fn new(most: usize) -> Arc<Self> {
         let window = Window::new(most);
@@ -58,40 +57,40 @@ impl Flight {
         if bytes < PLACE_FROM_BYTES {
             return Place { flight: None, bytes };
         }
-        // It comes back when the place is dropped, unless there is one too many then.
+        // The permit comes back when the place is dropped, unless there is one too many then.
         self.places.acquire().await.expect("the semaphore is never closed").forget();
         Place { flight: Some(Arc::clone(self)), bytes }
     }
 
-    /// The same for a thread that may block.
+    /// Does as [`Self::begin`], for a thread that may block.
     #[must_use]
     pub fn begin_blocking(self: &Arc<Self>, bytes: u64) -> Place {
         futures::executor::block_on(self.begin(bytes))
     }
 
-    /// How many may be on their way now.
+    /// Returns how many parts may be on their way now.
     #[must_use]
     pub fn window(&self) -> usize {
         self.counts().window.parts()
     }
 
-    /// What the window never exceeds.
+    /// Returns the maximum of the window.
     #[must_use]
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// A part failed: the times of those around it are not believed.
+    /// Records that a part failed: the times of the parts around it are discarded.
     pub fn disturbed(&self) {
         self.counts().window.disturbed();
     }
 
     fn end(&self, bytes: u64) {
         let mut counts = self.counts();
-        // A place that comes back goes to who waits at once, so that a free one says that nobody does.
+        // A returned place goes to a waiting task at once, so a free place means that no task waits.
         let full = self.places.available_permits() == 0;
         counts.window.ended(self.started.elapsed(), bytes, full);
-        // This one's place is given up, and as many made as the window has more than there are.
+        // Ends this part's place, and adds as many as the window has more.
         counts.places -= 1;
         let more = counts.window.parts().saturating_sub(counts.places);
         counts.places += more;
@@ -144,7 +143,7 @@ mod tests {
             tokio::spawn(async move {
                 let _place = flight.begin(PART_BYTES).await;
                 peak.fetch_max(present.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                // A way with nothing but delay: more is always better.
+                // On a path with nothing but delay, more parts are always better.
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 present.fetch_sub(1, Ordering::SeqCst);
             })

@@ -1,43 +1,43 @@
-//! How many parts on their way at once the durable tier rewards: as many as bandwidth times delay, found by trying.
+//! The number of parts on their way at once that gives the best rate: bandwidth times delay, found by trying.
 //!
-//! Owns: the number, and what was measured at it. Does not own: who waits for a place (`mod`). Pure: time is an argument.
+//! Owns: the number, and the rates measured at it. Does not own: waiting for a place (`mod`). Pure: time is an argument.
 //!
-//! The bandwidth and the delay of a store are not known apart from each other: a part's time has both in it, and what
-//! others send too. Their product shows in the rate: below it the rate grows with the number, above it only the wait does.
-//! So the number doubles for as long as that pays, and is afterwards tried a little higher and a little lower now and
-//! then. Of two numbers that give the same rate the smaller is right: it holds less memory and delays others less.
+//! A store's bandwidth and delay cannot be measured apart: a part's time contains both, and other traffic too. Their
+//! product shows in the rate: with fewer parts the rate grows with their number, with more only the wait does. So the
+//! number doubles as long as that pays. Afterwards a somewhat higher or lower number is tried now and then. If two numbers
+//! give the same rate, the smaller is better: it holds less memory and delays other traffic less.
 
 use std::time::Duration;
 
-/// Where an unknown store is begun with: eight parts of 8 MiB hide 20 ms of delay at 3 GB/s.
+/// First number for an unknown store: eight parts of 8 MiB hide 20 ms of delay at 3 GB/s.
 pub(super) const START: usize = 8;
 
-/// Never fewer: one hangs, one is being hashed, one is on its way, one is being made durable.
+/// Smallest number: one part hangs, one is being hashed, one is on its way, one is being made durable.
 const LEAST: usize = 4;
 
-/// A number is judged by so many parts at least, and by twice itself.
+/// Fewest parts by which a number is judged; never fewer than twice the number.
 const JUDGED_BY_PARTS: usize = 16;
 
-/// Twice as many on their way are worth it from this gain on. Below the product it would be 1000.
+/// Smallest gain for which doubling pays. Below the product the gain would be 1000.
 const DOUBLING_PAYS_PERMILLE: u64 = 150;
 
-/// A quarter more is worth it from this gain on; below the product it would be 250. A store's rate varies by some percent.
+/// Smallest gain for which a quarter more pays; below the product it would be 250. A store's rate varies by some percent.
 const MORE_PAYS_PERMILLE: u64 = 80;
 
-/// A fifth fewer is as good while no more than this is lost.
+/// Largest loss at which a fifth fewer is as good.
 const FEWER_COSTS_PERMILLE: u64 = 30;
 
-/// So many judgements of a number that has proven itself before another one is tried: a trial that fails costs little then.
+/// Judgements of a proven number before another is tried: so rare a trial costs little if it fails.
 const SETTLED_ROUNDS: u32 = 8;
 
-/// What the present number is there for.
+/// The purpose of the present number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Doubles from judgement to judgement.
+    /// The number doubles from judgement to judgement.
     Doubling,
-    /// Stays, for so many more judgements.
+    /// The number stays for `rounds_left` more judgements.
     Settled { rounds_left: u32 },
-    /// Is tried once; `from` is the number to go back to.
+    /// The number is tried once; `from` is the number to return to.
     Tried { from: usize },
 }
 
@@ -48,14 +48,14 @@ pub(super) struct Window {
     most: usize,
     parts: usize,
     stage: Stage,
-    /// The rate at the number that the present one is compared with.
+    /// The rate at the number with which the present one is compared.
     rate_before: Option<u64>,
-    /// The next trial goes up, or else down.
+    /// Whether the next trial goes up; otherwise it goes down.
     tries_more: bool,
     round: Option<Round>,
 }
 
-/// Parts that ended while every place was taken.
+/// The parts that ended while every place was taken.
 #[derive(Debug)]
 struct Round {
     began: Duration,
@@ -64,7 +64,7 @@ struct Round {
 }
 
 impl Window {
-    /// At most `most` parts, which is what their memory allows.
+    /// Makes a window of at most `most` parts, as their memory allows.
     pub(super) fn new(most: usize) -> Self {
         let most = most.max(1);
         Self {
@@ -78,19 +78,19 @@ impl Window {
         }
     }
 
-    /// How many may be on their way now.
+    /// Returns how many parts may be on their way now.
     pub(super) fn parts(&self) -> usize {
         self.parts
     }
 
-    /// A part of `bytes` ended. `full`: until then every place was taken; only that tells what the number is worth.
+    /// Records the end of a part of `bytes`. `full`: every place was taken until then; only such times show the number's worth.
     pub(super) fn ended(&mut self, now: Duration, bytes: u64, full: bool) {
         if !full {
             self.round = None;
             return;
         }
         let Some(round) = &mut self.round else {
-            // The end of this part is the beginning of what can be measured.
+            // The measurement begins with the end of this part.
             self.round = Some(Round { began: now, parts: 0, bytes: 0 });
             return;
         };
@@ -105,7 +105,7 @@ impl Window {
         self.judge(rate);
     }
 
-    /// Parts fail: what was measured among them means nothing.
+    /// Discards the measurement, because a part failed.
     pub(super) fn disturbed(&mut self) {
         self.round = None;
     }
@@ -122,7 +122,7 @@ impl Window {
                         self.parts = (2 * self.parts).min(self.most);
                     }
                 } else {
-                    // The last doubling did not pay. `rate_before` is that of the number we go back to.
+                    // The last doubling did not pay. `rate_before` is the rate of the number that is restored.
                     self.parts = self.parts.div_ceil(2).max(self.least);
                     self.settle();
                 }
@@ -147,7 +147,7 @@ impl Window {
                     self.tries_more = !self.tries_more;
                     self.settle();
                 } else if more {
-                    // It may be only the beginning: a store that others have left.
+                    // A still higher number may pay, if other traffic has left the store.
                     self.rate_before = Some(rate);
                     self.try_another();
                 } else {
@@ -184,27 +184,27 @@ mod tests {
     const PART_BYTES: u64 = 8 << 20;
     const MB: u64 = 1_000_000;
 
-    /// A store that answers a part after `delay`, and takes `bytes_per_s` in all.
+    /// A store that answers a part after `delay`, and takes `bytes_per_s` in total.
     struct Link {
         delay: Duration,
         bytes_per_s: u64,
     }
 
     impl Link {
-        /// Bandwidth times delay, in parts; never less than one.
+        /// Returns bandwidth times delay, in parts; never less than one.
         fn product(&self) -> usize {
             let bytes = u128::from(self.bytes_per_s) * self.delay.as_micros() / 1_000_000;
             usize::try_from(bytes.div_ceil(u128::from(PART_BYTES))).unwrap().max(1)
         }
 
-        /// The time between two ends with so many on their way.
+        /// Returns the time between the ends of two parts, with `parts` on their way.
         fn interval(&self, parts: usize) -> Duration {
             let alone = self.delay / u32::try_from(parts).unwrap();
             alone.max(Duration::from_micros(PART_BYTES * 1_000_000 / self.bytes_per_s))
         }
     }
 
-    /// Sends `count` parts with a rate that sways by `sway_permille`, and gives the numbers it had on their way.
+    /// Sends `count` parts at a rate that varies by `sway_permille`, and returns the numbers on their way.
     fn send(
         window: &mut Window,
         link: &Link,
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_long_way_is_filled_within_one_checkpoint() {
-        // Forty parts are what this way holds: 6 GiB are 768 parts.
+        // The path holds forty parts: 6 GiB are 768 parts.
         let link = Link { delay: Duration::from_millis(160), bytes_per_s: 2000 * MB };
         let (mut window, mut now) = (Window::new(64), Duration::ZERO);
         let seen = send(&mut window, &link, &mut now, 768, 20);
@@ -270,7 +270,7 @@ mod tests {
             let (mut window, mut now) = (Window::new(most), Duration::ZERO);
             let seen = send(&mut window, link, &mut now, 20_000, 10);
             assert!(seen.iter().all(|&parts| (1..=most).contains(&parts)), "never beyond {most}");
-            // The last may be a trial.
+            // The last number may be a trial.
             assert!(window.parts().abs_diff(expected) <= 1, "{} of {expected}", window.parts());
         }
     }
@@ -282,7 +282,7 @@ mod tests {
             window.ended(Duration::from_millis(part), PART_BYTES, part % 10 != 0);
         }
         assert_eq!(window.parts(), START);
-        // Nor does what was measured while parts failed.
+        // Times measured while parts failed teach nothing either.
         for part in 0..1000_u64 {
             window.ended(Duration::from_millis(part), PART_BYTES, true);
             if part % 10 == 0 {

@@ -1,7 +1,6 @@
-//! What all parts of the receiver use.
+//! State that all parts of the receiver share.
 //!
-//! Owns: whether a copy that lies here may be counted on. Does not own: requests (`receive`), what comes in (`incoming`), who reads
-//! (`serve`).
+//! Owns: whether a copy here may be relied on. Does not own: requests (`receive`), files coming in (`incoming`), readers (`serve`).
 
 use crate::chunk;
 use crate::chunk::bytes::blocking;
@@ -17,7 +16,7 @@ use tidemark_protocol::replication::{Holder, LandingEvent, SMALL_BYTES};
 use tidemark_tier1::Tier1;
 use tidemark_transport::Link;
 
-/// What all parts of the receiver use.
+/// The state that all parts of the receiver share.
 pub(super) struct Here {
     pub(super) namespace: Arc<Namespace>,
     pub(super) tier1: Arc<Tier1>,
@@ -44,7 +43,7 @@ impl Here {
         self.link.get().expect("requests come over the link, so it is there")
     }
 
-    /// Whether there is such a copy, good, or a file that looks the same.
+    /// Returns whether there is a good copy of these bytes, or a file with the same size and checksum.
     pub(super) async fn found(
         self: &Arc<Self>,
         file: FileId,
@@ -60,7 +59,7 @@ impl Here {
         LandingEvent::Found { copy, alike }
     }
 
-    /// Size and checksum of a copy that may be counted on: one that lay here while no daemon looked after it is looked at first.
+    /// Returns size and checksum of a good copy. A copy that was here before this daemon started is verified first.
     pub(super) async fn good_copy(self: &Arc<Self>, file: FileId, seal: SealNumber) -> Option<(u64, Crc64)> {
         let copy = self.namespace.copy(file, seal)?;
         if copy.unverified {
@@ -75,7 +74,7 @@ impl Here {
         Some((copy.sealed.size_bytes, copy.sealed.crc))
     }
 
-    /// Looks at every byte.
+    /// Verifies every byte.
     pub(super) async fn is_good(&self, pin: SealPin, sealed: Seal) -> bool {
         let threads = self.verify_threads;
         blocking(move || match pin.backing.map() {

@@ -1,7 +1,7 @@
-//! One file that is coming in from its home.
+//! A file that is coming in from its home.
 //!
-//! Owns: its memory, who may write into it, carrying out what the landing says. Does not own: the rules (`protocol::replication`), which
-//! files are coming in (`receive`).
+//! Owns: the file's memory, leave to write into it, carrying out the landing's commands. Does not own: the rules
+//! (`protocol::replication`), which files are coming in (`receive`).
 
 use super::here::Here;
 use crate::chunk::bytes::{Sink, Touched, blocking, sums};
@@ -13,8 +13,8 @@ use tidemark_protocol::replication::{Answer, BulkToken, Landing, LandingCommand,
 use tidemark_tier1::{Backing, Growing, Tier1Error};
 use tidemark_transport::{Grant, Token};
 
-/// How long the end of a push that has been confirmed is waited for before it is called cut: its connection's task lets go of
-/// the file a moment after its last word.
+/// Longest wait for the end of a confirmed push before it counts as cut: the connection's task closes the file a moment after its
+/// last message.
 const LETTING_GO: Duration = Duration::from_millis(200);
 const LETTING_GO_LOOK: Duration = Duration::from_millis(1);
 
@@ -29,9 +29,9 @@ pub(super) struct Incoming {
 struct Memory {
     backing: Arc<Backing>,
     _growing: Growing,
-    /// Leave to write that stands.
+    /// The leave to write that is in force.
     leave: Option<(Token, Arc<Sink>)>,
-    /// Of those that were taken back, what may still write.
+    /// Sinks of revoked leaves that may still be written.
     ending: Vec<Weak<Sink>>,
     touched: Touched,
 }
@@ -45,12 +45,12 @@ impl Incoming {
         self.landing.is_stale(now)
     }
 
-    /// Nothing of the file lies here.
+    /// Whether no part of the file is here.
     pub(super) fn is_empty(&self) -> bool {
         !self.landing.is_open()
     }
 
-    /// Answers one request of the home `peer`.
+    /// Answers a request of the home `peer`.
     pub(super) async fn answer(&mut self, here: &Arc<Here>, peer: &str, event: LandingEvent) -> Answer {
         let copy = match &event {
             LandingEvent::Keep(copy) => Some(SealedCopy::clone(copy)),
@@ -100,7 +100,7 @@ impl Incoming {
         let hashed = blocking(move || {
             let lying = backing.stat()?.size_bytes;
             if let Some(size_bytes) = size_bytes.filter(|size_bytes| *size_bytes < lying) {
-                // A file that was longer when it began to be sent.
+                // The file was longer when sending began.
                 backing.set_len(size_bytes).map_err(std::io::Error::other)?;
             }
             sums(&backing, &chunks, size_bytes.unwrap_or(lying))

@@ -1,4 +1,4 @@
-//! Tier-2: this node's sealed files in other nodes' memory, and theirs in ours.
+//! Tier-2: copies of this node's sealed files in other nodes' memory, and of their files here.
 //!
 //! ```text
 //!   home                                             partner
@@ -8,17 +8,17 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `send` | the home's loop: which file goes to whom, and who has acknowledged what |
-//! | `queue` | which question or push is next |
-//! | `outgoing` | one question or one push, carried out |
-//! | `pace` | how fast |
-//! | `receive` | what this node answers, and the files that are coming in |
-//! | `here` | what these use; whether a copy is good |
-//! | `incoming` | one file that is coming in: its memory, its hashes |
-//! | `serve` | sealed bytes read by others |
+//! | `send` | the home's loop: which file goes to which partner, and which copies are acknowledged |
+//! | `queue` | the order of questions and pushes |
+//! | `outgoing` | carrying out a question or a push |
+//! | `pace` | the rate |
+//! | `receive` | this node's answers, and the files that are coming in |
+//! | `here` | the state that the receiver's parts share; whether a copy is good |
+//! | `incoming` | a file that is coming in: its memory, its hashes |
+//! | `serve` | sealed bytes that other nodes read |
 //!
-//! The rules are `protocol::replication`'s. Does not own: who the partners are, which versions are replicated (both follow from what is
-//! acknowledged), reading from peers (`restore::peer`). See `engine/design/0017-replication.md`.
+//! `protocol::replication` has the rules. Does not own: who the partners are, which versions are replicated (it follows from the
+//! acknowledgements), reading from peers (`restore::peer`). See `engine/design/0017-replication.md`.
 
 mod here;
 mod incoming;

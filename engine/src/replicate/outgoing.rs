@@ -1,6 +1,6 @@
-//! One question or one push, carried out.
+//! Carrying out a question or a push.
 //!
-//! Owns: what a question says of the file, reading and hashing what is sent. Does not own: what comes next (`send`), how fast (`pace`).
+//! Owns: the question's content, reading and hashing the bytes to send. Does not own: what comes next (`send`), how fast (`pace`).
 
 use super::pace::Paced;
 use crate::chunk::bytes::{Source, blocking, chunk_bytes, read_all, sums};
@@ -19,21 +19,21 @@ use tidemark_protocol::replication::{
 };
 use tidemark_transport::{Address, Link, Pace, Token};
 
-/// An answer that needs no bytes to be looked at.
+/// Longest wait for an answer for which the partner hashes no bytes.
 const CALL_DEADLINE: Duration = Duration::from_secs(10);
-/// What a partner hashes at least while it is asked to keep a file: a core that does other things too.
+/// Lowest rate at which a partner hashes a file that it is asked to keep: by a core that does other things too.
 const VERIFY_BYTES_PER_S: u64 = 200 << 20;
 
-/// What the publisher attaches to a copy.
+/// Returns the facts that the home attaches to a copy.
 pub type Facts = Arc<dyn Fn(&FileView) -> Vec<u8> + Send + Sync>;
 
-/// What carries out.
+/// The means to carry out questions and pushes.
 #[derive(Clone)]
 pub(super) struct Outgoing {
     pub(super) namespace: Arc<Namespace>,
     pub(super) link: Arc<dyn Link>,
     pub(super) metrics: Arc<Metrics>,
-    /// This node's name.
+    /// The name of this node.
     pub(super) home: String,
     pub(super) facts: Facts,
     pub(super) pace: Arc<Paced>,
@@ -45,7 +45,7 @@ impl fmt::Debug for Outgoing {
     }
 }
 
-/// The present bytes of a sealed file, and what there is to say of it.
+/// The present bytes of a sealed file, with its seal and its view.
 struct Sealed {
     pin: SealPin,
     seal: Seal,
@@ -53,7 +53,7 @@ struct Sealed {
 }
 
 impl Outgoing {
-    /// Asks, and says what was answered.
+    /// Asks a partner, and returns its answer.
     pub(super) async fn ask(&self, to: &Address, file: FileId, op: u64, ask: Ask) -> SenderEvent {
         let (request, deadline) = match self.request(file, ask).await {
             Ok(request) => request,
@@ -96,7 +96,7 @@ impl Outgoing {
             Ask::Small(seal) => {
                 let (copy, pin) = self.copy(self.sealed(file, seal)?);
                 let size_bytes = copy.size_bytes;
-                // Its bytes are in the question, past the link's own pace: a save may have 100,000 such files.
+                // The bytes travel in the question, past the link's own pace: a save may have 100,000 such files.
                 self.pace.take(size_bytes).await;
                 let read = blocking(move || read_all(&pin.backing, size_bytes)).await;
                 let bytes = read.map_err(|error| format!("its own bytes cannot be read: {error}"))?;
@@ -139,7 +139,7 @@ impl Outgoing {
         (SealedCopy::new(view.file, &seal, meta), pin)
     }
 
-    /// BLAKE3 of the sealed bytes.
+    /// Computes BLAKE3 of the sealed bytes.
     pub(super) async fn hash(&self, file: FileId, seal: SealNumber, op: u64) -> SenderEvent {
         let sealed = match self.sealed(file, seal) {
             Ok(sealed) => sealed,
@@ -151,7 +151,7 @@ impl Outgoing {
         }
     }
 
-    /// Sends chunks of a sealed file, or of one that grows.
+    /// Sends chunks of a sealed or a growing file.
     pub(super) async fn push(
         &self,
         to: &Address,
@@ -196,7 +196,7 @@ impl Outgoing {
         let sent_bytes = ranges.iter().map(|range| range.end - range.start).sum();
         let sums = match known {
             Some(known) => known,
-            // Of bytes that may change while they are sent: the seal tells which did.
+            // These bytes may change while they are sent; the seal shows later which did.
             None => {
                 let (backing, chunks) = (Arc::clone(&backing), chunks.to_vec());
                 blocking(move || sums(&backing, &chunks, size_bytes)).await.map_err(unreadable)?

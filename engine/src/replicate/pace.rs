@@ -1,7 +1,7 @@
 //! The budget of bytes per second that all copies of this node's files share.
 //!
-//! Owns: the waiting, and what people are told of the rate. Does not own: the rate (`protocol::replication::Rate`), when a checkpoint is
-//! complete or somebody waits (whoever calls the replicator), which file goes first.
+//! Owns: the waiting, the rate's metric. Does not own: the rate (`protocol::replication::Rate`), when a checkpoint is complete or a
+//! caller waits (the replicator's callers), which file goes first.
 
 use crate::metrics::Metrics;
 use async_trait::async_trait;
@@ -16,7 +16,7 @@ pub(super) struct Paced {
     rate: Mutex<Rate>,
     began: Instant,
     metrics: Arc<Metrics>,
-    /// Without it there never is a limit.
+    /// Whether there may be a limit at all.
     enabled: bool,
 }
 
@@ -25,24 +25,24 @@ impl Paced {
         Self { rate: Mutex::new(Rate::new(Duration::ZERO)), began: Instant::now(), metrics, enabled }
     }
 
-    /// The clock of the replication.
+    /// Returns the time of the replication's clock.
     pub(super) fn now(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// A checkpoint is complete and so many bytes have no copy yet.
+    /// Records that a checkpoint is complete, with the bytes that have no copy yet.
     pub(super) fn completed(&self, backlog_bytes: u64) {
         if self.enabled {
             self.with(|rate, now| rate.completed(now, backlog_bytes));
         }
     }
 
-    /// No limit until the next checkpoint. Who waits already goes on within a tenth of a second.
+    /// Lifts the limit until the next checkpoint. Senders that wait already go on within a tenth of a second.
     pub(super) fn lift(&self) {
         self.with(|rate, _| rate.lift());
     }
 
-    /// Bytes per second in force; none is no limit.
+    /// Returns the limit in bytes per second; none if there is no limit.
     pub(super) fn bytes_per_s(&self) -> Option<u64> {
         self.rate.lock().unwrap_or_else(PoisonError::into_inner).bytes_per_s()
     }
@@ -76,14 +76,14 @@ mod tests {
             let paced = Paced::new(Arc::clone(&metrics), enabled);
             for _ in 0..2 {
                 paced.completed(0);
-                // So long that so little is due at the least rate.
+                // Waits so long that the lowest rate suffices for these bytes.
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             assert_eq!(paced.bytes_per_s(), enabled.then_some(128 << 20));
             let began = Instant::now();
             paced.take(64 << 20).await;
             paced.take(16 << 20).await;
-            // An eighth of a second. How long it takes without a pace is the machine's to say.
+            // The second take waits an eighth of a second. Without a pace, only the machine decides how long it takes.
             assert!(!enabled || began.elapsed() >= Duration::from_millis(100), "{:?}", began.elapsed());
             paced.lift();
             assert_eq!(metrics.replica_pace_bytes.get(), 0);

@@ -1,6 +1,6 @@
-//! What waits for its turn: questions and hashes, and pushes.
+//! The queue of questions, hashes and pushes that wait for their turn.
 //!
-//! Owns: which is next. Does not own: how many are under way (`send`), the order (`protocol::replication::next_to_send`).
+//! Owns: the choice of the next. Does not own: how many are under way (`send`), the order (`protocol::replication::next_to_send`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -8,9 +8,9 @@ use tidemark_namespace::NodeId;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::replication::{BulkToken, Priority, SenderCommand, Waiting, next_to_send};
 
-/// One file to one partner.
+/// A file and a partner, between which a way (`send`) leads.
 pub(super) type WayKey = (NodeId, String);
-/// Which way, and its number.
+/// A way's key and number.
 pub(super) type WayOf = (WayKey, u64);
 
 /// A question or a hash.
@@ -30,15 +30,15 @@ pub(super) struct Push {
     pub(super) chunks: Vec<u64>,
 }
 
-/// What is known of a way's file: its priority, whether it is sealed, since when it waits.
+/// Rank of a way's file: its priority, whether it is sealed, since when it waits.
 pub(super) type Rank = (Priority, bool, Duration);
 
 /// See the module's head.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// Of each priority in order of coming: a save's first question waits behind no lost partner's 100,000 files.
+    /// Questions by priority, each in order of arrival: a save's first question does not wait behind a lost partner's 100,000 files.
     asks: BTreeMap<Priority, VecDeque<Asked>>,
-    /// At most one for each way.
+    /// Pushes, at most one for each way.
     pushes: Vec<Push>,
 }
 
@@ -47,7 +47,7 @@ impl Queue {
         self.asks.entry(priority).or_default().push_back(asked);
     }
 
-    /// A file has that priority now: its questions wait with others of it. Costs a look at each that waits.
+    /// Moves a file's questions to its new priority. Costs a look at each waiting question.
     pub(super) fn turns(&mut self, node: NodeId, priority: Priority) {
         let mut turned = Vec::new();
         for (_, asks) in self.asks.iter_mut().filter(|(of, asks)| **of != priority && !asks.is_empty()) {
@@ -68,7 +68,7 @@ impl Queue {
         self.asks.values_mut().find_map(VecDeque::pop_front)
     }
 
-    /// One whose way is gone, and which therefore has no rank, goes first, and out. Costs a look at each.
+    /// Takes the next push. A push without a rank, because its way is gone, comes first, so that it leaves the queue. Costs a look at each.
     pub(super) fn next_push(&mut self, rank: impl Fn(&WayOf) -> Option<Rank>) -> Option<Push> {
         let waiting = self.pushes.iter().enumerate().map(|(at, push)| {
             let gone = (Priority::Differential, true, Duration::ZERO);
@@ -105,11 +105,11 @@ mod tests {
             let asked = Asked { of: way(node), file: FILE, command: SenderCommand::Hash { op: 1 } };
             queue.ask(Priority::Again, asked);
         }
-        // It is written anew.
+        // The file is written again.
         queue.turns(1, Priority::Base);
         let asked: Vec<_> = std::iter::from_fn(|| queue.next_ask()).map(|asked| asked.of.0.0).collect();
         assert_eq!(asked, [1, 1, 2]);
-        // The second waits for longer than the third.
+        // The second push has waited longer than the third.
         let since = |node: NodeId| Duration::from_secs(node);
         let rank = |of: &WayOf| Some((all[usize::try_from(of.0.0).ok()?], true, since(of.0.0)));
         let sent: Vec<_> = std::iter::from_fn(|| queue.next_push(rank)).map(|push| push.of.0.0).collect();

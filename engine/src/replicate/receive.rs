@@ -1,6 +1,6 @@
-//! What this node answers to others about copies.
+//! Answering other nodes' requests about copies.
 //!
-//! Owns: requests, the files that are coming in and how many. Does not own: one such file (`incoming`), reading by others (`serve`), the
+//! Owns: requests, the set of files that are coming in. Does not own: such a file (`incoming`), reading by other nodes (`serve`), the
 //! copies that are kept (`namespace::copies`).
 
 use super::here::Here;
@@ -20,35 +20,35 @@ use tidemark_protocol::replication::{Answer, Holder, LandingEvent, Request, Seal
 use tidemark_tier1::Tier1;
 use tidemark_transport::{Address, Link, LinkErrorKind, Peer, Refusal};
 
-/// Files that come in at once, from all homes: each has memory and a descriptor.
+/// Maximum number of files that come in at once, from all homes: each has memory and a descriptor.
 pub const LANDINGS_MAX: usize = 1024;
 
-/// How long a home has to say that it has heard of a withdrawal.
+/// Longest wait for a home's answer to a withdrawal.
 const WITHDRAW_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Is told which node holds a copy no longer, and why.
+/// Called with the node that no longer holds a copy, the copy, and the reason.
 pub type WithdrawnBy = Box<dyn Fn(&str, FileId, SealNumber, &str) + Send + Sync>;
 
-/// What a receiver is made of.
+/// The parts of a receiver.
 #[derive(Debug)]
 pub struct ReceiverParts {
     pub namespace: Arc<Namespace>,
     pub tier1: Arc<Tier1>,
     pub metrics: Arc<Metrics>,
-    /// This life of this node's memory.
+    /// The life of this node's memory.
     pub holder: Holder,
-    /// Bytes that are being brought here, and asked for by others already.
+    /// Bytes that are being brought here, and for which other nodes may ask already.
     pub coming: Arc<Coming>,
-    /// Threads that verify one file.
+    /// Number of threads that verify a file.
     pub verify_threads: usize,
 }
 
 type Site = Arc<tokio::sync::Mutex<Incoming>>;
 
-/// Answers what others ask about copies. Called from the node's service; every method may be called from any task.
+/// The receiver of other nodes' requests about copies. The node's service calls it; every method may be called from any task.
 pub struct Receiver {
     here: Arc<Here>,
-    /// By home and file. A home writes only into its own.
+    /// Files coming in, by home and file. A home writes only into its own files.
     incoming: Mutex<BTreeMap<(String, FileId), Site>>,
     pulls: Pulls,
     withdrawn_by: OnceLock<WithdrawnBy>,
@@ -73,27 +73,27 @@ impl Receiver {
         })
     }
 
-    /// The link that requests come over. It is made with the service that calls this, so it comes a moment later; before it is there
+    /// Sets the link over which requests come. The link is made with the service that calls this receiver, and so comes later; until then
     /// requests are refused.
     ///
     /// # Panics
-    /// The second time.
+    /// If it is called twice.
     pub fn use_link(&self, link: Arc<dyn Link>) {
         assert!(self.here.link.set(link).is_ok(), "a node has one link");
     }
 
-    /// Who is told when another node holds a copy of ours no longer. Once.
+    /// Sets the function that is called when another node no longer holds a copy of this node's file.
     ///
     /// # Panics
-    /// The second time.
+    /// If it is called twice.
     pub fn tell_withdrawn_by(&self, told: WithdrawnBy) {
         assert!(self.withdrawn_by.set(told).is_ok(), "one loop is told");
     }
 
-    /// Answers one request. Costs what the request says: keeping a file hashes what was not hashed on its way.
+    /// Answers a request. The cost depends on it: keeping a file hashes the chunks that were not hashed on their way.
     ///
     /// # Errors
-    /// A [`Refusal`] for what is no lawful request.
+    /// A [`Refusal`] of an invalid request.
     pub async fn answer(&self, from: &Peer, body: Bytes) -> Result<Bytes, Refusal> {
         if self.here.link.get().is_none() {
             return Err(Refusal::new(LinkErrorKind::Unavailable, "this node is not ready; try again"));
@@ -136,7 +136,7 @@ impl Receiver {
             let mut incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
             let now = self.here.now();
             if !incoming.contains_key(&key) {
-                // One that is being answered is locked, and not stale.
+                // A file whose request is being answered is locked, and not stale.
                 incoming.retain(|_, site| {
                     site.try_lock().map_or(true, |site| !site.is_empty() && !site.is_stale(now))
                 });
@@ -196,7 +196,7 @@ impl Receiver {
         kept.await.map_or_else(|answer| answer, |_| acknowledged)
     }
 
-    /// Takes a file that is here as the copy, if it has the same bytes.
+    /// Takes a file of this node's tree as the copy, if it has the same bytes.
     async fn prove(&self, copy: SealedCopy, hash: ContentHash) -> Answer {
         let (here, acknowledged) = (
             Arc::clone(&self.here),
@@ -214,7 +214,7 @@ impl Receiver {
         if proven.await.is_some() { acknowledged } else { Answer::Differs }
     }
 
-    /// Looks at a copy of which another node had bad bytes. One that is bad is given up, which its home hears soon.
+    /// Verifies a copy of which another node received bad bytes. A bad copy is withdrawn, and its home is notified soon.
     async fn suspect(&self, file: FileId, seal: SealNumber) -> Answer {
         let namespace = &self.here.namespace;
         let (Some(pin), Some(copy)) = (namespace.pin_copy(file, seal), namespace.copy(file, seal)) else {
@@ -228,7 +228,7 @@ impl Receiver {
         Answer::NotHere
     }
 
-    /// Only its home gives a copy up.
+    /// Drops a copy, if the caller is the file's home.
     async fn drop_for(&self, from: &Peer, file: FileId, seal: SealNumber) -> Answer {
         let here = Arc::clone(&self.here);
         let home = from.node.clone();
@@ -241,8 +241,8 @@ impl Receiver {
         Answer::Noted
     }
 
-    /// Tells homes of copies that are gone; those that cannot be told are tried at the next call. `address_of` finds a node. To be called
-    /// every second or so, and after a reclaim. Not cancel-safe: what is being told when it is dropped is not told again.
+    /// Notifies homes of copies that are gone; notices that fail are tried again at the next call. `address_of` finds a node. To be called
+    /// every second or so, and after a reclaim. Not cancel-safe: notices that are under way when it is dropped are not sent again.
     pub async fn tell_withdrawn(&self, address_of: impl Fn(&str) -> Option<Address>) {
         let mut left = Vec::new();
         for withdrawn in self.here.namespace.take_withdrawn_copies() {
@@ -262,7 +262,7 @@ impl Receiver {
         }
     }
 
-    /// Forgets files that were left half received, and bytes that were lent and not asked for any more. To be called now and then.
+    /// Forgets files that were left half received, and lent bytes that no node reads any more. To be called now and then.
     pub fn sweep(&self) {
         let now = self.here.now();
         self.incoming

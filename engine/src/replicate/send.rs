@@ -1,10 +1,10 @@
-//! The home's loop: which file goes to whom, and who has acknowledged what.
+//! The home's loop: which file goes to which partner, and which copies are acknowledged.
 //!
 //! Owns: the files of this node that have or need copies, what is under way, what is acknowledged, how much lacks a copy. Does not own:
-//! one file's way to one partner (`protocol::replication::Sender`), which is next (`queue`), carrying it out (`outgoing`), how fast
+//! a file's way to a partner (`protocol::replication::Sender`), which is next (`queue`), carrying it out (`outgoing`), how fast
 //! (`pace`), who the partners are, when a version counts as replicated.
 //!
-//! Like the node's loop it is level-triggered: it is told which files changed, and looks at what they are.
+//! Like the node's loop, this loop is level-triggered: callers name the changed files, and the loop reads their present state.
 
 use super::outgoing::Outgoing;
 use super::pace::Paced;
@@ -27,36 +27,36 @@ use tokio::task::{JoinHandle, JoinSet};
 
 pub use super::outgoing::Facts;
 
-/// Pushes at once. Two fill a link while one of them begins or ends; more would only share it.
+/// Maximum number of pushes at once. Two fill a link while one of them begins or ends; more would only share it.
 pub const PUSHES_MAX: usize = 2;
-/// Questions at once: half of what one connection's credits allow, so that others are answered too.
+/// Maximum number of questions at once: half of one connection's credits, so that other calls are answered too.
 pub const ASKS_MAX: usize = 32;
-/// How often a file that grows is looked at: 8 MiB come every millisecond at most, a batch of them every 20.
+/// Interval at which growing files are examined: 8 MiB come every millisecond at most, a batch of them every 20.
 const GROWING_LOOK: Duration = Duration::from_millis(20);
-/// How often what waits is looked at.
+/// Interval at which waiting files are examined.
 const WAITING_LOOK: Duration = Duration::from_millis(50);
-/// A file that gained more than this in a millisecond was announced (ftruncate), not written: twice what memory takes.
+/// Fastest growth of a written file, per millisecond: twice what memory takes. A file that grew faster was announced (ftruncate).
 const WRITTEN_BYTES_PER_MS_MAX: u64 = 32 << 20;
-/// Files that lack copies which are listed with their reasons.
+/// Maximum number of files without copies that are listed with their reasons.
 const BEHIND_MAX: usize = 1000;
-/// How long a holder has to hear that a copy is not wanted.
+/// Longest wait for a holder's answer that it drops a copy.
 const DROP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What a replicator is made of.
+/// The parts of a replicator.
 pub struct ReplicatorParts {
     pub namespace: Arc<Namespace>,
     pub link: Arc<dyn Link>,
     pub metrics: Arc<Metrics>,
-    /// This node's name.
+    /// The name of this node.
     pub home: String,
-    /// Who keeps copies of this node's files; the loop follows it.
+    /// The nodes that keep copies of this node's files; the loop follows changes.
     pub partners: watch::Receiver<Vec<Address>>,
-    /// What is attached to each copy.
+    /// The facts attached to each copy.
     pub facts: Facts,
-    /// Send files while they grow. Without it a partner that gets the same bytes from elsewhere is spared more, and a checkpoint is at
-    /// risk for longer.
+    /// Whether files are sent while they grow. If not, a partner that gets the same bytes from elsewhere is spared more, and a checkpoint
+    /// is at risk for longer.
     pub streams: bool,
-    /// Spread over the time until the next checkpoint is expected, at whole speed until two have been seen. Without it always.
+    /// Whether copies are spread over the time until the next expected checkpoint, once two have been seen. If not, always at full speed.
     pub paced: bool,
 }
 
@@ -71,33 +71,33 @@ impl fmt::Debug for ReplicatorParts {
 pub struct Behind {
     pub path: Vec<u8>,
     pub file: FileId,
-    /// The partner that lacks it.
+    /// The partner that lacks the copy.
     pub partner: String,
     pub lacking_bytes: u64,
-    /// For how long.
+    /// Time without the copy.
     pub for_ms: u64,
-    /// Why it does not go on; none while it does.
+    /// The reason why sending does not go on; none while it does.
     pub why: Option<String>,
 }
 
-/// What others ask the loop, and what it tells them.
+/// Callers' orders to the loop, and the loop's results for them.
 #[derive(Debug, Default)]
 struct Board {
     looks: BTreeMap<NodeId, Priority>,
     /// The life of a node's memory, as its connection proved it.
     lives: BTreeMap<String, Incarnation>,
-    /// And whether it gave way to others.
+    /// Withdrawn copies, by node, and whether each was evicted for other copies.
     withdrawn: BTreeMap<(String, FileId, SealNumber), bool>,
     released: BTreeSet<(FileId, SealNumber)>,
-    /// A checkpoint is complete.
+    /// Whether a checkpoint became complete.
     completed: bool,
-    /// Somebody waits, and has since then.
+    /// Whether a caller has waited since the last complete checkpoint.
     lifted: bool,
     acknowledged: BTreeMap<(FileId, SealNumber), BTreeMap<String, Holder>>,
     behind: Vec<Behind>,
 }
 
-/// Told of files, it sees to their copies. Every method may be called from any thread and returns at once.
+/// The handle of the loop that copies this node's files. Every method may be called from any thread and returns at once.
 pub struct Replicator {
     board: Mutex<Board>,
     woken: Notify,
@@ -113,8 +113,8 @@ impl fmt::Debug for Replicator {
 }
 
 impl Replicator {
-    /// Starts the loop, which ends when the task is aborted or the runtime ends. `own` is this life of this node's memory: files of
-    /// others are theirs to copy.
+    /// Starts the loop, which ends when the task is aborted or the runtime ends. `own` is the life of this node's memory: files of
+    /// other lives are copied by their own homes.
     #[must_use]
     pub fn start(parts: ReplicatorParts, own: Incarnation) -> (Arc<Self>, JoinHandle<()>) {
         let ReplicatorParts { namespace, link, metrics, home, partners, facts, streams, paced } = parts;
@@ -147,50 +147,51 @@ impl Replicator {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A file changed, or should be looked at anew. Out of sight, of another home, or gone: it is let go of, and its copies stay.
+    /// Has the loop examine a file that changed. A file that is hidden, gone, or of another home is no longer tracked; its copies stay
+    /// unless it is gone.
     pub fn look_at(&self, view: &FileView, priority: Priority) {
         self.look_at_node(view.node, priority);
     }
 
-    /// The same for a node that may be gone.
+    /// Does as [`Self::look_at`], for a node that may be gone.
     pub fn look_at_node(&self, node: NodeId, priority: Priority) {
         self.board().looks.insert(node, priority);
         self.woken.notify_one();
     }
 
-    /// Who has acknowledged that copy and is believed to have it still.
+    /// Returns the nodes that acknowledged a copy and did not withdraw it.
     #[must_use]
     pub fn holders(&self, file: FileId, seal: SealNumber) -> Vec<String> {
         let board = self.board();
         board.acknowledged.get(&(file, seal)).map_or_else(Vec::new, |by| by.keys().cloned().collect())
     }
 
-    /// Changes with what is acknowledged.
+    /// Notifies of each change of the acknowledged copies.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// A connection with that node proved which life of its memory it is: copies of another life are no more.
+    /// Records the life of a node's memory, as its connection proved it: copies in another life are lost.
     pub fn saw_life(&self, node: &str, incarnation: Incarnation) {
         self.board().lives.insert(node.to_owned(), incarnation);
         self.woken.notify_one();
     }
 
-    /// That node holds that copy no longer. It is made again, unless it gave way ([`GAVE_WAY`]) and Tier-3 has the bytes: sent again, it
-    /// would take the place of another one.
+    /// Records that a node withdrew a copy. The copy is made again, unless it was evicted ([`GAVE_WAY`]) and Tier-3 has the bytes: a new
+    /// one would take another copy's place.
     pub fn withdrawn_by(&self, node: &str, file: FileId, seal: SealNumber, why: &str) {
         self.board().withdrawn.insert((node.to_owned(), file, seal), why == GAVE_WAY);
         self.woken.notify_one();
     }
 
-    /// Nobody needs the copies of that seal any more: their holders are told, once.
+    /// Releases the copies of a seal that are no longer needed: each holder is notified, once.
     pub fn release(&self, file: FileId, seal: SealNumber) {
         self.board().released.insert((file, seal));
         self.woken.notify_one();
     }
 
-    /// A checkpoint that this node wrote of is complete: what has no copy yet is to have one in good time before the next.
+    /// Records that a checkpoint with files of this node is complete: bytes without a copy should have one before the next.
     pub fn checkpoint_completed(&self) {
         let mut board = self.board();
         (board.completed, board.lifted) = (true, false);
@@ -198,52 +199,52 @@ impl Replicator {
         self.woken.notify_one();
     }
 
-    /// Somebody waits: no pace until the next checkpoint.
+    /// Lifts the pace until the next checkpoint, because a caller waits.
     pub fn lift_pace(&self) {
         self.board().lifted = true;
         self.woken.notify_one();
     }
 
-    /// The bytes per second that all copies together may take now; none is no limit.
+    /// Returns the bytes per second that all copies together may take now; none if there is no limit.
     #[must_use]
     pub fn pace_bytes_per_s(&self) -> Option<u64> {
         self.pace.bytes_per_s()
     }
 
-    /// Whether the loop has taken in all that it was told.
+    /// Whether the loop has taken all orders.
     #[cfg(test)]
     pub(super) fn board_is_read(&self) -> bool {
         let board = self.board();
         board.looks.is_empty() && !board.completed && !board.lifted
     }
 
-    /// Files that lack copies and why, at most a thousand; of a moment ago.
+    /// Returns files that lack copies, at most a thousand, with the reasons, as of a moment ago.
     #[must_use]
     pub fn behind(&self) -> Vec<Behind> {
         self.board().behind.clone()
     }
 }
 
-/// One file and its ways.
+/// A file and its ways.
 #[derive(Debug)]
 struct Tracked {
     file: FileId,
     priority: Priority,
-    /// Since when it lacks a copy.
+    /// Start of the time without a copy.
     since: Duration,
     sealed: Option<Seal>,
-    /// The last look at one that grows: when, and how large it was.
+    /// Time and size at the last look at a growing file.
     grown: Option<(Duration, u64)>,
     stable_bytes: u64,
     announced: bool,
     ways: BTreeMap<String, Way>,
-    /// Partners that need no copy, since Tier-3 has the bytes.
+    /// Partners that need no copy, because Tier-3 has the bytes.
     spared: BTreeSet<String>,
 }
 
 #[derive(Debug)]
 struct Way {
-    /// Another number for each, so that what an earlier one began is not taken for this one's.
+    /// The way's own number, so that events of an earlier way to the partner are not taken for this one's.
     number: u64,
     address: Address,
     sender: Sender,
@@ -255,14 +256,14 @@ impl Tracked {
     }
 }
 
-/// What ended.
+/// The job that ended.
 enum Ended {
     Ask(WayOf, SenderEvent),
     Push(WayOf, SenderEvent),
     Told,
 }
 
-/// Everything the loop owns.
+/// The state of the loop.
 struct Turn {
     board: Arc<Replicator>,
     outgoing: Outgoing,
@@ -342,9 +343,9 @@ impl Turn {
         }
     }
 
-    /// A checkpoint is complete. What is sealed and has no copy yet is counted; what grows is of the next one.
+    /// Sets the pace when a checkpoint is complete. Counts sealed files without a copy; growing files belong to the next checkpoint.
     fn complete(&mut self) {
-        // The coordinator may have heard of a seal before this loop.
+        // The coordinator may know a seal before this loop does.
         let growing = |node: &NodeId| self.files.get(node).is_some_and(|tracked| tracked.sealed.is_none());
         for node in self.unfinished.iter().copied().filter(growing).collect::<Vec<_>>() {
             self.look(node, Priority::Base);
@@ -355,7 +356,7 @@ impl Turn {
         self.outgoing.pace.completed(backlog_bytes);
     }
 
-    /// Copies that a node is not believed to have any more, and with which priority they are made again. Whether any is to be.
+    /// Removes lost copies from a node's acknowledged ones, and has them made again with `priority`. Returns whether any has to be.
     fn lose(
         &mut self,
         node: &str,
@@ -383,7 +384,7 @@ impl Turn {
         let (now, mut again) = (self.now(), false);
         for id in hit {
             if let Some(tracked) = self.files.get_mut(&id) {
-                // One that another partner lacks since it was saved goes on being a save's.
+                // A file that another partner still lacks since the save keeps the save's priority.
                 tracked.priority = if tracked.is_finished() { priority } else { tracked.priority };
                 tracked.since = now;
             }
@@ -393,7 +394,7 @@ impl Turn {
         again
     }
 
-    /// A partner needs its memory for other copies than one whose bytes Tier-3 has.
+    /// Spares a partner a copy whose bytes Tier-3 has: the partner needs its memory for other copies.
     fn spare(&mut self, partner: String, file: FileId, seal: SealNumber) {
         let Some(node) = self.outgoing.namespace.node_of_file(file) else { return };
         let in_tier3 = self.outgoing.namespace.has_object(file, seal);
@@ -408,13 +409,13 @@ impl Turn {
         }
     }
 
-    /// The copies of a file that is gone are given up.
+    /// Releases the copies of a file that is gone.
     fn release_gone(&mut self, node: NodeId) {
         let file = FileId { incarnation: self.board.own, counter: FileCounter(node) };
         self.release_before(file, SealNumber(u64::MAX));
     }
 
-    /// The copies of earlier seals are given up. Only once there is one of `seal`: until then a whole save is somewhere.
+    /// Releases the copies of earlier seals. Called only once `seal` has a copy, so that some node always has a whole save.
     fn release_before(&mut self, file: FileId, seal: SealNumber) {
         let earlier = (file, SealNumber(0))..(file, seal);
         let known: Vec<_> = self.board.board().acknowledged.range(earlier).map(|(key, _)| key.1).collect();
@@ -440,7 +441,7 @@ impl Turn {
         }
     }
 
-    /// Looks at what a node is now.
+    /// Examines a node's present state.
     fn look(&mut self, node: NodeId, priority: Priority) {
         let view = self.outgoing.namespace.view(node);
         if view.is_none() {
@@ -504,7 +505,7 @@ impl Turn {
         }
     }
 
-    /// A way to each partner, and none to others.
+    /// Gives a file a way to each partner, and none to other nodes.
     fn give_ways(&mut self, node: NodeId) {
         let partners = self.partners.borrow().clone();
         let Some(tracked) = self.files.get_mut(&node) else { return };
@@ -517,11 +518,11 @@ impl Turn {
         }
     }
 
-    /// The partners are others: what they lack goes to them, what those before them have stays acknowledged until it is withdrawn.
+    /// Handles a change of partners. Queues the files that the new ones lack; former partners' copies stay acknowledged until withdrawn.
     fn follow_partners(&mut self) {
         let mut lost = false;
         for node in self.files.keys().copied().collect::<Vec<_>>() {
-            // Without a partner nothing was ever copied: what was saved then is still a save's.
+            // A file saved while there was no partner was never copied, and keeps the save's priority.
             let had_all = |tracked: &&mut Tracked| tracked.is_finished() && !tracked.ways.is_empty();
             if let Some(tracked) = self.files.get_mut(&node).filter(had_all) {
                 tracked.priority = Priority::Again;
@@ -567,7 +568,7 @@ impl Turn {
         self.board.board().behind = behind;
     }
 
-    /// How far a file that is written is probably at rest: what was there at the look before, unless it was announced.
+    /// Returns how many bytes of a growing file are probably final: its size at the last look, in whole chunks; none if it is not streamed.
     fn grew(&mut self, node: NodeId, now: Duration) -> Option<u64> {
         let tracked = self.files.get_mut(&node)?;
         if !self.streams || tracked.sealed.is_some() || tracked.announced {
@@ -603,7 +604,7 @@ impl Turn {
         }
     }
 
-    /// A way, while it is that one.
+    /// Returns a way, if it still has that number.
     fn way(&self, (key, number): (&WayKey, u64)) -> Option<(&Tracked, &Way)> {
         let tracked = self.files.get(&key.0)?;
         let way = tracked.ways.get(&key.1).filter(|way| way.number == number)?;
@@ -633,7 +634,7 @@ impl Turn {
                     self.outgoing.metrics.replica_acknowledged_files.inc();
                     self.board.changes.send_modify(|count| *count += 1);
                 }
-                // What waits is looked at every few milliseconds.
+                // Waiting files are examined every few milliseconds anyway.
                 SenderCommand::Wake { .. } => {}
             }
         }
@@ -651,7 +652,7 @@ impl Turn {
         }
     }
 
-    /// Starts what there is room for.
+    /// Starts questions and pushes, up to their limits.
     fn carry_out(&mut self) {
         while self.asking < ASKS_MAX {
             let Some(Asked { of, file, command }) = self.queue.next_ask() else { break };

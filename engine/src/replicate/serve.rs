@@ -1,6 +1,7 @@
 //! Sealed bytes that other nodes read.
 //!
-//! Owns: what is lent to whom, and taking it back. Does not own: moving the bytes (the link), which node is asked (`restore::peer`).
+//! Owns: which bytes are lent to which node, and revoking that. Does not own: moving the bytes (the link), which node is asked
+//! (`restore::peer`).
 
 use super::here::Here;
 use crate::chunk::bytes::Source;
@@ -13,18 +14,18 @@ use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::replication::{Answer, BulkToken};
 use tidemark_transport::{Grant, Peer, TOKEN_BYTES, Token};
 
-/// Files that are read by others at once: each keeps a descriptor and its bytes. More are asked for again.
+/// Maximum number of files that other nodes read at once: each keeps a descriptor and its bytes. A node that wants more asks again.
 pub const PULLS_MAX: usize = 256;
 
-/// A reader that has not said that it is done by then is gone: 100 GB at 200 MB/s take less.
+/// Time after which a reader that has not finished counts as gone: 100 GB at 200 MB/s take less.
 const LENT_MOST: Duration = Duration::from_secs(600);
 
-/// What is lent, to whom, and since when.
+/// The lent bytes: each token with its reader, and since when.
 #[derive(Debug, Default)]
 pub(super) struct Pulls(Mutex<BTreeMap<[u8; TOKEN_BYTES], (Peer, Duration)>>);
 
 impl Pulls {
-    /// Lends the bytes of a seal: of a file of this node, or of a copy. What nobody has looked at since a restart is looked at first.
+    /// Lends the bytes of a seal, from a file of this node or a copy. Bytes that were not verified since a restart are verified first.
     pub(super) async fn grant(
         &self,
         here: &Arc<Here>,
@@ -32,7 +33,7 @@ impl Pulls {
         file: FileId,
         seal: SealNumber,
     ) -> Answer {
-        // Asked before it is looked: what comes in between is found.
+        // Checks this before the bytes, so that bytes which arrive in between are found.
         let coming = here.coming.has(file, seal);
         let Some((pin, _)) = good(here, file, seal).await else {
             return if coming { Answer::Coming } else { Answer::NotHere };
@@ -47,7 +48,7 @@ impl Pulls {
             }
         };
         let mut lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // The daemon that it was lent to before is dead, and gives nothing back.
+        // An earlier daemon of this node is dead, and gives nothing back.
         keep(&mut lent, here, |(to, _)| to.node != from.node || to == from);
         if lent.len() >= PULLS_MAX {
             return Answer::Busy;
@@ -57,7 +58,7 @@ impl Pulls {
         Answer::Granted { token: BulkToken(token.to_bytes()), size_bytes }
     }
 
-    /// Takes back what was lent to that node.
+    /// Takes back the bytes that were lent to that node under the token.
     pub(super) fn end(&self, here: &Here, from: &Peer, token: BulkToken) -> Answer {
         let mut lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if lent.get(&token.0).is_some_and(|(to, _)| to.node == from.node) {
@@ -73,7 +74,7 @@ impl Pulls {
     }
 }
 
-/// Takes back all others.
+/// Takes back all lent bytes that `keeps` does not keep.
 fn keep(
     lent: &mut BTreeMap<[u8; TOKEN_BYTES], (Peer, Duration)>,
     here: &Here,
@@ -88,7 +89,7 @@ fn keep(
     });
 }
 
-/// The good bytes of a seal, wherever they are here.
+/// Returns the verified bytes of a seal, from a file of this node or a copy.
 async fn good(here: &Arc<Here>, file: FileId, seal: SealNumber) -> Option<(SealPin, Seal)> {
     let namespace = &here.namespace;
     let own = namespace.node_of_file(file).and_then(|node| namespace.view(node));
@@ -101,7 +102,7 @@ async fn good(here: &Arc<Here>, file: FileId, seal: SealNumber) -> Option<(SealP
         if !namespace.is_unverified(view.node) {
             return Some((pin, sealed));
         }
-        // A file that is bad stays for its scrub, which has somewhere to heal it from.
+        // A bad file stays for the scrub, which can repair it from another copy.
         if here.is_good(pin, sealed.clone()).await {
             namespace.verified(file, seal);
             return Some((namespace.pin_seal(file, seal)?, sealed));

@@ -65,7 +65,7 @@ impl Losses {
         known.good_news |= known.why.remove(&(file, seal)).is_some();
     }
 
-    /// Forgets the loss of bytes that were given up: their loss has no consequences.
+    /// Forgets the loss of bytes that were retired or removed, and so no longer matter.
     pub(crate) fn forget(&self, file: FileId, seal: SealNumber) {
         self.lock().why.remove(&(file, seal));
     }

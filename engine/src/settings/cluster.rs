@@ -1,7 +1,8 @@
-//! The settings of several nodes: the etcd that names the coordinator, where copies lie, how fast they are made, how they travel, and how
-//! long a silent node is waited for.
+//! The settings of several nodes: the etcd that names the coordinator, where copies lie, how fast they are made, how they travel, and the
+//! wait for a silent node.
 //!
-//! Owns: the keys of `[etcd]`, `[placement]`, `[replication]`, `[links]` and `[members]`. Does not own: the rules that they are handed to (`protocol`).
+//! Owns: the keys of `[etcd]`, `[placement]`, `[replication]`, `[links]` and `[members]`. Does not own: the rules that use them
+//! (`protocol`).
 
 use super::SettingsError;
 use serde::{Deserialize, Serialize};
@@ -11,10 +12,10 @@ use tidemark_protocol::label::Labels;
 use tidemark_protocol::membership::Patience;
 use tidemark_protocol::placement::{DOMAIN_LABEL, Rules, Scheme, Scope};
 
-/// How `lease` names an etcd without TLS: the older spelling of `http://` in `etcd.url`.
+/// Prefix by which `lease` names an etcd without TLS: the older spelling of `http://` in `etcd.url`.
 pub(super) const LEASE_IN_ETCD: &str = "etcd://";
 
-/// The longest that a node may be waited for: a day.
+/// Longest wait for a node: a day.
 const PATIENCE_S_MAX: f64 = 86_400.0;
 
 /// The etcd that names the coordinator, and how this node reaches it. Each node uses its own values.

@@ -333,7 +333,7 @@ impl CompressionSettings {
     }
 }
 
-/// A setting that cannot be.
+/// An invalid setting.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     #[error("the configuration does not parse: {0}")]
@@ -419,13 +419,13 @@ impl Settings {
             );
         }
         if self.rules.is_empty() {
-            // Ours alone are good, and compiling them would hold up a daemon that takes a mount over.
+            // The built-in rules are known to be good, and compiling them would delay a daemon that takes a mount over.
             return Ok(());
         }
         self.recognition().map(drop)
     }
 
-    /// Returns the etcd that names the coordinator, as the user wrote it; none where none does.
+    /// Returns the etcd that names the coordinator, as the user wrote it; none if there is none.
     #[must_use]
     pub fn etcd_place(&self) -> Option<&str> {
         let older = self.node.lease.as_deref().filter(|lease| lease.starts_with(cluster::LEASE_IN_ETCD));

@@ -1,19 +1,19 @@
-//! Whether a setting can be a path, or an address that others use.
+//! Checks of the form of paths, and of addresses that other nodes use.
 //!
-//! Owns: these forms. Does not own: what is there (whoever uses them looks), which keys have them (`settings`).
+//! Owns: these forms. Does not own: whether the path or the host exists (their users check), which keys have them (`settings`).
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
 pub(super) const PATH_RULE: &str = "the path of a directory: not empty, and without NUL bytes";
 
-/// Whether the kernel could take it for a path.
+/// Whether the kernel accepts the bytes as a path.
 pub(super) fn is_path(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     !bytes.is_empty() && !bytes.contains(&0)
 }
 
-/// Whether it is another spelling of `/`. Links are not looked at.
+/// Whether the path is another spelling of `/`. Links are not followed.
 pub(super) fn is_root(path: &Path) -> bool {
     let mut depth = 0_usize;
     for component in path.components() {
@@ -26,7 +26,7 @@ pub(super) fn is_root(path: &Path) -> bool {
     path.has_root() && depth == 0
 }
 
-/// Whether it is `HOST:PORT`, with an IPv6 address in brackets. Whether the host exists is not asked.
+/// Whether the text is `HOST:PORT`, with an IPv6 address in brackets. The host need not exist.
 pub(super) fn is_host_and_port(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     let in_brackets = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));

@@ -1,6 +1,6 @@
-//! The settings of retention: which versions Tier-3 keeps, of each run.
+//! The settings of retention: which versions Tier-3 keeps of each run.
 //!
-//! Owns: the keys of `[retention]`. Does not own: the rules that they are handed to (`protocol::retention`), the names of runs (`runs`).
+//! Owns: the keys of `[retention]`. Does not own: the rules that use them (`protocol::retention`), the names of runs (`runs`).
 
 use super::{SettingsError, runs};
 use serde::{Deserialize, Serialize};
@@ -45,7 +45,8 @@ impl RunRetention {
         }
     }
 
-    /// The first rule that would keep nothing. It would not be without effect: where there is any rule, what none keeps is deleted.
+    /// Returns the key of the first rule that would keep nothing. Such a rule has an effect: if any rule is set, versions that no rule keeps
+    /// are deleted.
     fn keeps_nothing(&self) -> Option<&'static str> {
         let rules = [
             ("retention.keep_last", self.keep_last),

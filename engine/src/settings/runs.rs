@@ -1,9 +1,9 @@
 //! Tables of single runs.
 //!
-//! Owns: that each key of such a table is a run's path. Does not own: what is set for a run (`settings`).
+//! Owns: that each key of such a table is a run's path. Does not own: the settings of a run (`settings`).
 //!
-//! A key is the run's path below the mount, also as `ckptctl status` shows it; `_`, or nothing, is the mount itself. A key that could be no run
-//! would never apply, and what it was to keep would be deleted. So it is refused when the file is read.
+//! A key is the run's path below the mount, also as `ckptctl status` shows it; `_`, or nothing, is the mount itself. A key that names no
+//! run would never apply, and versions that it should keep would be deleted. So it is refused when the file is read.
 
 use serde::de::{Deserialize, Deserializer, Error};
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ where
     Ok(tables)
 }
 
-/// As `ckptctl status` shows a run, or its plain path, which differs where a name has what keys escape.
+/// Parses a run as `ckptctl status` shows it, or as its plain path, which differs if a name has characters that keys escape.
 fn run_of(name: &str) -> Result<RunPath, PathProblem> {
     match name.parse() {
         Ok(run) => Ok(run),

@@ -1,5 +1,5 @@
-//! Goal: copies are byte for byte what was sealed, outlive their holder's daemon, and are never believed in longer than they are there. Method:
-//! nodes with a Tier-1 and a namespace each, joined by links inside this process, with faults where a test says so.
+//! Goal: copies are byte for byte what was sealed, outlive their holder's daemon, and count no longer than they exist. Method: nodes with
+//! a Tier-1 and a namespace each, joined by links inside this process, with the faults that a test names.
 
 mod pace;
 
@@ -48,7 +48,7 @@ impl Service for Answers {
     fn disconnected(&self, _: &Peer) {}
 }
 
-/// One node without the rest of a daemon.
+/// A node without the rest of a daemon.
 struct Node {
     name: String,
     namespace: Arc<Namespace>,
@@ -105,7 +105,7 @@ impl Node {
         Self { name: name.to_owned(), namespace, tier1, metrics, receiver, coming, link, _folder: folder }
     }
 
-    /// The daemon dies and another goes on with its memory and journal.
+    /// Replaces the daemon by another, which goes on with its memory and journal.
     fn restarted(self, network: &Arc<Network>) -> Self {
         let backings: BTreeMap<u64, Arc<Backing>> = (ROOT..1000)
             .filter_map(|node| self.namespace.present(node))
@@ -132,7 +132,7 @@ impl Node {
         self.namespace.release(open.fh).unwrap();
     }
 
-    /// What the node loop does with a closed file.
+    /// Seals a closed file as the node loop does.
     fn seal(&self, node: NodeId) -> (FileId, SealNumber) {
         let ticket = self.namespace.begin_seal(node).unwrap();
         let sums = crate::chunk::hash(&ticket.backing.map().unwrap(), 1);
@@ -310,7 +310,7 @@ async fn a_lost_acknowledgement_and_a_cut_do_not_send_the_file_again() {
     running.acknowledged(file, seal, 1).await;
     assert!(partner.copy_bytes(file, seal) == bytes);
     let sent = home.metrics.replica_sent_bytes.get();
-    // The first push counts whole; after the cut only what had not landed whole goes again.
+    // The first push counts whole; after the cut only chunks that had not landed whole go again.
     assert_eq!(sent, bytes.len() as u64 + CHUNK_BYTES + 99, "sent {sent}");
     until("nothing is behind", || running.replicator.behind().is_empty()).await;
 }
@@ -374,7 +374,7 @@ async fn copies_outlive_their_holders_daemon_and_are_looked_at_before_they_are_c
     after.iter_mut().for_each(|copy| copy.unverified = false);
     assert_eq!(after, before);
     damage(&partner, partner.namespace.copy_of(files[1].1, files[1].2).unwrap(), 3);
-    // Another daemon of the home asks whether they are there: nothing that is good is sent again.
+    // Another daemon of the home asks for the copies: no good copy is sent again.
     drop(running);
     let sent = home.metrics.replica_sent_bytes.get();
     let home = home.restarted(&network);
@@ -404,7 +404,7 @@ async fn a_partner_that_has_the_same_bytes_keeps_them_and_is_sent_nothing() {
     assert_eq!(partner.tier1.usage().files_bytes, used, "nothing is held twice");
     let usage = partner.namespace.copies_usage();
     assert!(usage.bytes == 0 && usage.shared_bytes >= bytes.len() as u64, "{usage:?}");
-    // Whoever writes the twin writes bytes of its own, also after a restart.
+    // A program that writes the twin writes bytes of its own, also after a restart.
     let partner = partner.restarted(&network);
     partner.namespace.verified(partner.namespace.view(twin).unwrap().file, SealNumber(1));
     let OpenOutcome::Ready(open) = partner.namespace.open(&caller(), twin, O_RDWR).unwrap() else {
@@ -440,7 +440,7 @@ async fn a_copy_that_its_holder_gave_up_is_withdrawn_and_made_again() {
     assert_eq!(holder.make_room(1 << 30), bytes.len() as u64);
     assert!(holder.copy_of(file, seal).is_none() && holder.copies().is_empty());
     assert_eq!(running.replicator.holders(file, seal), ["b"], "nobody has been told yet");
-    // At first nobody knows where the home is.
+    // At first the home's address is unknown.
     partner.receiver.tell_withdrawn(|_| None).await;
     let (to, name) = (home.address(), home.name.clone());
     partner.receiver.tell_withdrawn(|node| (node == name).then(|| to.clone())).await;
@@ -448,7 +448,7 @@ async fn a_copy_that_its_holder_gave_up_is_withdrawn_and_made_again() {
     running.acknowledged(file, seal, 1).await;
     assert!(partner.copy_bytes(file, seal) == bytes);
 
-    // Where the home knows, too, that Tier-3 has the bytes, it would only take the place of another copy.
+    // If the home knows, too, that Tier-3 has the bytes, a new copy would only take another copy's place.
     assert!(
         home.namespace.note_object(file, seal, object()) && holder.note_copy_object(file, seal, object())
     );
@@ -513,7 +513,7 @@ async fn an_earlier_seal_s_copy_is_given_up_once_there_is_one_of_the_next() {
     running.acknowledged(file, next, 1).await;
     assert!(partner.copy_bytes(file, next) == second);
     until("the earlier one is given up", || partner.namespace.copy_of(file, seal).is_none()).await;
-    // And the last one with the file.
+    // The last copy goes with the file.
     home.namespace.unlink(&caller(), ROOT, b"latest.pt").unwrap();
     running.replicator.look_at_node(node, Priority::Base);
     until("nothing is left of it", || partner.namespace.copy_of(file, next).is_none()).await;
@@ -538,7 +538,7 @@ async fn a_peer_that_says_nonsense_is_refused_and_only_a_home_drops_its_copies()
     assert!(partner.namespace.copy_of(file, seal).is_some());
 }
 
-/// Who is asked in a test, and who was found bad.
+/// The nodes that a test asks, and those found bad.
 #[derive(Debug)]
 struct Ask {
     whom: Vec<Address>,
@@ -597,7 +597,7 @@ async fn a_lost_nodes_file_comes_from_its_copies_and_bad_ones_are_passed_over_an
     assert_eq!(reader.metrics.fetch_peer_bytes.get(), bytes.len() as u64);
 
     damage(&b, b.namespace.copy_of(file, seal).unwrap(), CHUNK_BYTES + 4);
-    // One that is asked alone shows its bad chunk; with the other beside it the file is whole.
+    // Asked alone, the node shows its bad chunk; with the other beside it the file is whole.
     let (none, bad) = restored(&reader, plan.clone(), vec![b.address()]).await;
     assert!(matches!(none, Err(PeerError::Lacking { left: 1, chunks: 4, .. })), "{none:?}");
     assert_eq!(bad, [("b".to_owned(), 1)]);
@@ -644,7 +644,7 @@ async fn bytes_that_are_being_brought_elsewhere_are_waited_for() {
         panic!("not sealed")
     };
     let plan = PeerPlan { path: "step1.pt".to_owned(), file, seal, size_bytes: bytes.len() as u64, chunks };
-    // Another seal of the same file: one that is coming, and is not there.
+    // The next seal of the same file is coming, and is not there yet.
     let next = SealNumber(seal.0 + 1);
     let coming = source.coming.begin((file, next));
     let waiting = restored(&reader, PeerPlan { seal: next, ..plan.clone() }, vec![source.address()]);

@@ -1,13 +1,13 @@
-//! The pace of copies. Does not own: the rule itself (`protocol::replication`), who says that a checkpoint is complete (the cluster suite).
+//! The pace of copies. Does not own: the rule itself (`protocol::replication`), notices of complete checkpoints (the cluster suite).
 
 use super::*;
 use std::time::Instant;
 
-/// The least that a rate may be.
+/// Lowest rate.
 const LEAST: u64 = 128 << 20;
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Two checkpoints are complete, and the pace of the second is in force: at least what `bytes` needed in half of the time between them.
+/// Completes a second checkpoint, and checks its pace: at least the rate that `bytes` need in half of the time between the two.
 async fn assert_paced(running: &Running, began: Instant, bytes: u64) {
     running.replicator.checkpoint_completed();
     until("a pace is in force", || running.replicator.pace_bytes_per_s().is_some()).await;
@@ -22,7 +22,7 @@ async fn assert_paced(running: &Running, began: Instant, bytes: u64) {
 async fn a_complete_checkpoint_sets_the_pace_and_a_lift_frees_it() {
     let network = Network::new();
     let (home, partner) = (Node::new(&network, "a", 96 << 20), Node::new(&network, "b", 96 << 20));
-    // Nobody is there to take copies.
+    // No node is there to take copies.
     let nobody = Address { node: "z".to_owned(), address: "z".to_owned() };
     let running = home.replicator(vec![nobody]);
     let bytes = noise(3 * CHUNK, 20);
@@ -31,7 +31,7 @@ async fn a_complete_checkpoint_sets_the_pace_and_a_lift_frees_it() {
     until("it is known", || running.replicator.board_is_read()).await;
     write_all(&open.backing, &bytes).unwrap();
     home.close(&open);
-    // Of the seal the loop is not told: whoever says that the checkpoint is complete may be the first to know.
+    // The loop is not notified of the seal: the caller that reports the checkpoint complete may know it first.
     let (file, seal) = home.seal(open.node);
     let began = Instant::now();
     running.replicator.checkpoint_completed();
@@ -43,7 +43,7 @@ async fn a_complete_checkpoint_sets_the_pace_and_a_lift_frees_it() {
     running.replicator.lift_pace();
     until("somebody waits", || running.replicator.pace_bytes_per_s().is_none()).await;
     assert_eq!(home.metrics.replica_pace_bytes.get(), 0);
-    // Said in one breath, the last word counts.
+    // If both come before the loop reads them, the last one counts.
     running.replicator.lift_pace();
     running.replicator.checkpoint_completed();
     until("a pace is in force", || running.replicator.pace_bytes_per_s().is_some()).await;
@@ -51,7 +51,7 @@ async fn a_complete_checkpoint_sets_the_pace_and_a_lift_frees_it() {
     running.replicator.lift_pace();
     until("somebody waits", || running.replicator.pace_bytes_per_s().is_none()).await;
 
-    // A partner that comes and a copy that is made lift nothing; a partner that has lost its memory does.
+    // A new partner and a new copy do not lift the pace; a partner that has lost its memory does.
     running.replicator.checkpoint_completed();
     until("a pace is in force", || running.replicator.pace_bytes_per_s().is_some()).await;
     running.partners.send_replace(vec![partner.address()]);
@@ -80,7 +80,7 @@ async fn a_partner_that_another_takes_the_place_of_lifts_the_pace() {
     running.acknowledged(file, seal, 2).await;
 }
 
-/// Between a partner that is lost and the next one there is a minute without any.
+/// The node has no partner for a minute between a lost one and the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_what_had_a_copy_is_made_again_when_a_partner_comes_after_a_time_without_one() {
     let network = Network::new();
