@@ -14,7 +14,7 @@ use tidemark_protocol::id::Epoch;
 use tidemark_protocol::label::Labels;
 use tidemark_protocol::membership::{BEAT_MS, SUSPECT_BEATS};
 
-/// Interval at which a beat may become due: a beat is late by this at most.
+/// Interval of the check whether a beat is due: a beat is late by this at most.
 const BEAT_LOOK: Duration = Duration::from_millis(BEAT_MS / 10);
 
 /// Time after which an unanswered beat counts as missed: in a cluster below thousands of nodes, this node is suspect by then.
@@ -98,7 +98,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     let epoch = joined.admit.epoch;
     let Some(members) = understood(&joined.members) else { return };
     tracing::info!(%epoch, members = members.members.len(), "joined");
-    // From here on the coordinator knows only what this node held on joining.
+    // The coordinator's record of this node has begun again: only the directories that it granted now stay held.
     cluster.names.keep_alone(&cluster.namespace, &joined.alone);
     cluster.joined.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
     cluster.tried_to_join(None);

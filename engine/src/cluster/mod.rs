@@ -127,7 +127,7 @@ pub trait Authority: Send + Sync + std::fmt::Debug {
     fn calls(&self) -> Vec<(&'static str, u64)>;
 }
 
-/// Where the coordinator is.
+/// The place of the coordinator.
 #[derive(Debug, Clone, Default)]
 pub enum Seat {
     /// Not known.
@@ -604,8 +604,8 @@ impl Cluster {
         matches!(self.seat(), Seat::Here(authority) if authority.hears_still())
     }
 
-    /// On the coordinator, asks every node that may know of names at or below a path to publish them. Returns false if a node could not
-    /// be asked, and on every other node.
+    /// Asks every node that may know of names at or below a path to publish them. Returns false if a node could not be asked, and if this
+    /// node is not the coordinator.
     pub(crate) async fn hear_below(&self, path: &[u8]) -> bool {
         match self.seat() {
             Seat::Here(authority) => authority.hear_below(path).await,
@@ -613,7 +613,7 @@ impl Cluster {
         }
     }
 
-    /// On the coordinator, recalls these names from other nodes: its loop, and not a call with leave, made or removed them.
+    /// Recalls these names from other nodes, if this node is the coordinator: its loop, and not a call with leave, made or removed them.
     pub(crate) fn changed_here(&self, paths: &[&[u8]]) {
         if let Seat::Here(authority) = self.seat() {
             authority.changed_here(paths);

@@ -4,8 +4,8 @@
 //! Does not own: who gets a directory (the coordinator), the names themselves (`namespace`).
 //!
 //! In a directory that it holds alone, a node asks no one. Elsewhere it publishes its changes, asks the coordinator about the one
-//! name, applies the answer to its tree, and lets the call go on. A directory is given back only when no call is at work in it,
-//! so that the call's changes are published before another node may look.
+//! name, applies the answer to its tree, and lets the call go on. A directory is given back only when no call is at work in it:
+//! a call's changes are published before another node may look.
 
 use super::{ANSWER_DEADLINE, Away, Cluster};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -35,8 +35,8 @@ const WORK_MAX: Duration = Duration::from_secs(35);
 /// Longest wait of a call on a name for a coordinator that is away, once an outage.
 const OUTAGE_WAIT: Duration = Duration::from_millis(200);
 
-/// Longest wait of a look-up, or of an open whose bytes are elsewhere, for a coordinator that is away or does not know yet, before the
-/// call fails. A new coordinator is there within four seconds.
+/// Longest wait of a look-up, or of an open whose bytes are elsewhere, for a coordinator that is away or does not know yet. The call
+/// then fails. A new coordinator is there within four seconds.
 pub(super) const MISS_WAIT: Duration = Duration::from_secs(20);
 
 /// Maximum number of directories below a renamed directory, all held, for which the coordinator is not asked: more than a checkpoint

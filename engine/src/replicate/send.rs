@@ -457,7 +457,7 @@ impl Turn {
             return;
         };
         if view.state == FileState::Cut {
-            return; // Nobody knows whether these bytes are a file: what was sent of them goes stale.
+            return; // These bytes may not be a whole file; the chunks already sent become stale.
         }
         let now = self.now();
         if self.files.get(&node).is_some_and(|tracked| tracked.file != view.file) {

@@ -148,7 +148,8 @@ impl Store for JoinedStore {
         self.store.pause(length).await;
     }
 
-    /// Returns, for a file in several objects, the bytes that are there, up to and with the first object that is too short.
+    /// Returns the object's head. For a file in several objects, its size counts the bytes up to and with the first object that is too
+    /// short.
     async fn head(&self, key: &str) -> Result<Option<ObjectHead>, StoreError> {
         let parts = match self.parts(Operation::Head, key).await {
             Ok(None) => return self.store.head(key).await,
@@ -182,8 +183,8 @@ impl Store for JoinedStore {
         self.store.upload(key, source, limits).await
     }
 
-    /// Replaces, for a file in several objects, each object that holds nothing else. Other generations need an object of which the part
-    /// is only the beginning.
+    /// Replaces the object. For a file in several objects, replaces each that holds nothing else: if a part is only the beginning of its
+    /// object, other generations need the rest.
     async fn replace(
         &self,
         key: &str,

@@ -47,7 +47,7 @@ pub enum AgainError {
 /// Rewrites the object from `bytes`. Costs one pass over them, and an encoding of each chunk if the object is encoded.
 ///
 /// # Errors
-/// The object is not one of ours, its version was retired or aborted, its sidecar is gone, the bytes are not the sealed ones, or Tier-3
+/// The object is not one of ours; its version was retired or aborted; its sidecar is gone; the bytes are not the sealed ones; Tier-3
 /// does not accept them.
 pub async fn write_again(
     drain: &Arc<Drain>,

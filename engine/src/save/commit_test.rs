@@ -143,7 +143,7 @@ async fn a_second_decision_about_a_version_is_lost_and_changes_nothing() {
     assert_eq!(committed(&store).await, 1);
 }
 
-/// Answer of a proxy that wants a password, to every request.
+/// Returns the page with which a proxy that wants a password answers every request.
 fn page() -> Bytes {
     Bytes::from_static(b"<html>login</html>")
 }
@@ -257,7 +257,7 @@ async fn a_start_believes_no_retirement_that_is_no_document_of_the_version() {
     assert!(store.head(&data).await.unwrap().is_none());
 }
 
-/// If the marker is gone as well, nothing shows that the version was never committed.
+/// The marker is gone as well, so nothing shows that the version was never committed.
 #[tokio::test]
 async fn a_version_without_marker_is_not_decided_anew_where_something_stands_for_its_retirement() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());

@@ -3,8 +3,8 @@
 //! Owns: asking the node that has the bytes, doing the part of a lost node, and this node's part if the coordinator asks. Does
 //! not own: phase 1 itself (`commit`), which node coordinates (control).
 //!
-//! Data never passes the coordinator: each node uploads the files it wrote, and writes its own prepared marker. Only if a node is gone,
-//! the coordinator fetches that node's files from nodes with copies, and uploads them under a key part of its own.
+//! Data never passes the coordinator: each node uploads the files it wrote, and writes its own prepared marker. The one exception is a
+//! lost node: the coordinator fetches its files from nodes with copies, and uploads them under a key part of its own.
 
 use super::commit::{Attempt, AttemptFile, CommitError};
 use crate::restore::{RestoreError, Restorer};

@@ -4,9 +4,9 @@
 //! Owns: which of them are known to be dead. Does not own: finding and aborting uploads (store), removing a version's objects
 //! (`commit`), what Tier-3 holds (`restore::locate`).
 //!
-//! Age proves nothing: a slow upload of another node may be as old as a dead one. An upload is dead if its version has a marker (a
-//! commit has all its data, an abort needs none), or if its generation of a loose file, or a later one, has a sidecar. All other
-//! uploads stay.
+//! Age proves nothing: a slow upload of another node may be as old as a dead one. An upload to a version is dead if the version has a
+//! marker: a commit has all its data, and an abort needs none. An upload of a loose file is dead if its generation, or a later one,
+//! has a sidecar. All other uploads stay.
 
 use crate::save::commit::{self, CommitError};
 use crate::save::drain::Drain;

@@ -45,8 +45,8 @@ impl RunRetention {
         }
     }
 
-    /// Returns the key of the first rule that would keep nothing. Such a rule has an effect: if any rule is set, versions that no rule keeps
-    /// are deleted.
+    /// Returns the key of the first rule that would keep nothing. Such a rule has an effect: if any rule is set, versions that
+    /// no rule keeps are deleted.
     fn keeps_nothing(&self) -> Option<&'static str> {
         let rules = [
             ("retention.keep_last", self.keep_last),
