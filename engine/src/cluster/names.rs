@@ -348,7 +348,7 @@ impl Cluster {
     /// Gives leave, after asking the coordinator if necessary. Blocks; not for a thread of the runtime.
     ///
     /// # Errors
-    /// [`FsError::Io`] if only the coordinator could answer, and it is away for longer than [`MISS_WAIT`].
+    /// [`FsError::Io`] if only the coordinator could answer, and it is away for longer than `MISS_WAIT`.
     pub fn enter(self: &Arc<Self>, access: Access<'_>) -> Result<Guard, FsError> {
         let give_up = Instant::now() + MISS_WAIT;
         loop {
@@ -420,7 +420,7 @@ impl Cluster {
     /// thread of the runtime.
     ///
     /// # Errors
-    /// [`FsError::Io`]: no coordinator answered within [`MISS_WAIT`]. The changes are published later.
+    /// [`FsError::Io`]: no coordinator answered within `MISS_WAIT`. The changes are published later.
     pub fn publish_ordered(&self) -> Result<(), FsError> {
         let give_up = Instant::now() + MISS_WAIT;
         loop {
