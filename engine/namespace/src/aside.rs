@@ -19,7 +19,7 @@ impl Namespace {
     /// Some of the files that were put aside.
     #[must_use]
     pub fn put_aside(&self) -> Vec<FileId> {
-        self.look(|state| {
+        self.state.look(|state| {
             let Ok(directory) = state.tree.resolve(&place()) else { return Vec::new() };
             let Ok(found) = state.tree.node(directory).and_then(|node| node.directory()) else {
                 return Vec::new();
@@ -34,8 +34,8 @@ impl Namespace {
     /// # Errors
     /// Those of the journal; an unlawful path.
     pub fn end_aside(&self, file: FileId, found: Option<&NodeState>) -> Result<(), FsError> {
-        let now_ns = self.clock.now_ns();
-        self.change(|state| {
+        let now_ns = self.state.now_ns();
+        self.state.change(|state| {
             state.mute();
             let directory = state.tree.resolve(&place())?;
             let is_it = |node: &NodeId| {
@@ -46,7 +46,7 @@ impl Namespace {
             let aside: Vec<_> = entries.map(|entry| entry.node).filter(is_it).collect();
             for node in aside {
                 // Where the file has another node by now, this one has its old bytes only.
-                let is_its_node = state.node_of(file, self.incarnation) == Some(node);
+                let is_its_node = state.node_of(file, self.state.incarnation) == Some(node);
                 if let Some(found) = found.filter(|found| {
                     is_its_node && matches!(&found.kind, NodeKind::File(facts) if facts.file == file)
                 }) {

@@ -42,7 +42,7 @@ impl Namespace {
     /// Which directories were made since this was asked last; of very many the latest.
     #[must_use]
     pub fn take_made(&self) -> VecDeque<Made> {
-        self.look(|state| std::mem::take(&mut state.made))
+        self.state.look(|state| std::mem::take(&mut state.made))
     }
 
     /// The content of a directory that holds nothing but directories, files in flight under a temporary name, and forewords; none
@@ -54,7 +54,7 @@ impl Namespace {
         is_temporary: impl Fn(&RelPath) -> bool,
         is_foreword: impl Fn(&RelPath) -> bool,
     ) -> Option<Unwritten> {
-        self.look(|state| {
+        self.state.look(|state| {
             let link = state.tree.nodes.get(&directory)?.first_link()?;
             let path = state.tree.path(link)?;
             if is_hidden(&path) {

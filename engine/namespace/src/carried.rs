@@ -41,7 +41,7 @@ impl CarriedNames {
 impl Namespace {
     /// From now on what is done to names is remembered, what this node did before and no coordinator has answered, too.
     pub fn carry_names(&self) {
-        self.look(|state| {
+        self.state.look(|state| {
             let mut carried = Carried::default();
             let untold = state.outgoing.iter().flat_map(|outgoing| outgoing.unanswered.operations());
             untold.cloned().for_each(|operation| carried.push(operation));
@@ -51,16 +51,16 @@ impl Namespace {
 
     /// The names of Tier-3 are in the tree.
     pub fn end_carrying(&self) {
-        self.look(|state| state.carried = CarriedNames::default());
+        self.state.look(|state| state.carried = CarriedNames::default());
     }
 
     /// Whether names of Tier-3 come into the tree after operations that it does not know of.
     pub fn is_carrying(&self) -> bool {
-        self.look(|state| state.carried.is_collected())
+        self.state.look(|state| state.carried.is_collected())
     }
 
     /// The present names of a file that Tier-3 has under `path`.
     pub fn carried_names(&self, path: &[u8], file: FileId) -> Vec<Vec<u8>> {
-        self.look(|state| state.carried.names(path, Some(file)))
+        self.state.look(|state| state.carried.names(path, Some(file)))
     }
 }

@@ -118,26 +118,26 @@ impl Removed {
 impl Namespace {
     /// This tree is the catalog from now on; `before`: files that were removed when another one was.
     pub fn remember_removed(&self, before: &[FileId]) {
-        let mut removed = Removed::of(self.incarnation);
+        let mut removed = Removed::of(self.state.incarnation);
         before.iter().for_each(|file| removed.note(*file));
         removed.unkept.clear();
-        self.look(|state| state.removed = Some(removed));
+        self.state.look(|state| state.removed = Some(removed));
     }
 
     /// This tree is not the catalog any more.
     pub fn forget_removed(&self) {
-        self.look(|state| state.removed = None);
+        self.state.look(|state| state.removed = None);
     }
 
     /// Whether a file is remembered as one that lost its last name.
     #[must_use]
     pub fn was_removed(&self, file: FileId) -> bool {
-        self.look(|state| state.removed.as_ref().is_some_and(|removed| removed.contains(file)))
+        self.state.look(|state| state.removed.as_ref().is_some_and(|removed| removed.contains(file)))
     }
 
     /// Files of other nodes that have no name here, and whose nodes believe otherwise: they are to be told.
     pub fn tell_removed_again(&self, files: &[FileId]) {
-        self.look(|state| {
+        self.state.look(|state| {
             if let Some(removed) = &mut state.removed {
                 files.iter().for_each(|file| removed.tell_again(*file));
             }
@@ -147,20 +147,20 @@ impl Namespace {
     /// Takes the files that were removed since this was asked last.
     #[must_use]
     pub fn take_removed(&self) -> BTreeSet<FileId> {
-        self.look(|state| {
+        self.state.look(|state| {
             state.removed.as_mut().map_or_else(BTreeSet::new, |removed| std::mem::take(&mut removed.untold))
         })
     }
 
     /// The coordinator says that these files have no name any more: their names here go, and copies of them.
     pub fn end_removed(&self, files: &[FileId]) {
-        let now_ns = self.clock.now_ns();
+        let now_ns = self.state.now_ns();
         tracing::debug!(?files, "no name is left of them");
         for file in files {
-            let ended = self.change(|state| {
+            let ended = self.state.change(|state| {
                 state.mute();
                 state.forget_copies_of(*file);
-                let Some(node) = state.node_of(*file, self.incarnation) else { return Ok(()) };
+                let Some(node) = state.node_of(*file, self.state.incarnation) else { return Ok(()) };
                 for link in state.tree.node(node)?.links().collect::<Vec<_>>() {
                     let Some(name) = state.tree.entry_at(link).map(|entry| entry.name.to_vec()) else {
                         continue;
@@ -181,7 +181,7 @@ impl Namespace {
     /// From now on changes are collected for [`Namespace::take_unkept`]; first of all everything that is there. `anew`: nothing of it is kept,
     /// so that the files that were removed before count, too.
     pub fn collect_unkept(&self, anew: bool) {
-        let is_catalog = self.look(|state| {
+        let is_catalog = self.state.look(|state| {
             // Another tree may be the catalog by now.
             let Some(removed) = &mut state.removed else { return false };
             if anew {
@@ -198,25 +198,25 @@ impl Namespace {
 
     /// Nobody keeps this tree any more.
     pub fn collect_no_more(&self) {
-        self.look(|state| state.unkept = None);
+        self.state.look(|state| state.unkept = None);
         self.fates.lock().expect(super::UNPOISONED).unkept = None;
     }
 
     /// Resolves when there may be something that is not kept.
     pub async fn unkept_changed(&self) {
-        self.catalog_changed.notified().await;
+        self.state.catalog_changed.notified().await;
     }
 
     /// Wakes whoever waits for that.
     pub fn wake_keeper(&self) {
-        self.catalog_changed.notify_one();
+        self.state.catalog_changed.notify_one();
     }
 
     /// Takes up to `most` of what is not kept, of up to `bytes_most` besides its last node.
     #[must_use]
     pub fn take_unkept(&self, most: usize, bytes_most: usize) -> Unkept {
         let mut told = Unkept::default();
-        let journaled = self.change(|state| {
+        let journaled = self.state.change(|state| {
             let mut bytes = 0;
             while told.nodes.len() + told.gone.len() < most
                 && bytes < bytes_most
@@ -261,19 +261,19 @@ impl Namespace {
     /// The moment before all that was done here and not told when this daemon began.
     #[must_use]
     pub fn moment_before(&self) -> Moment {
-        self.look(|state| Moment { names: 0, next: state.tree.next })
+        self.state.look(|state| Moment { names: 0, next: state.tree.next })
     }
 
     /// This moment.
     #[must_use]
     pub fn moment(&self) -> Moment {
-        self.look(|state| Moment { names: state.outgoing_number(), next: state.tree.next })
+        self.state.look(|state| Moment { names: state.outgoing_number(), next: state.tree.next })
     }
 
     /// What the last coordinator knew of other nodes' processes.
     pub fn take_process_fates(&self, fates: &[ProcessFate]) {
         let mut known = self.fates.lock().expect(super::UNPOISONED);
-        for fate in fates.iter().filter(|fate| fate.home != self.incarnation) {
+        for fate in fates.iter().filter(|fate| fate.home != self.state.incarnation) {
             known.set((fate.home, fate.process.0, fate.process.1), (fate.fate, fate.failed_at_ns));
         }
     }

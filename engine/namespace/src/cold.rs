@@ -102,7 +102,7 @@ impl AdoptKind {
 impl Namespace {
     /// What must be fetched before `node` can be opened or resized; none when its bytes are here.
     pub fn cold(&self, node: NodeId) -> Option<ColdFile> {
-        self.look(|state| {
+        self.state.look(|state| {
             let file = state.tree.node(node).ok()?.file().ok()?;
             file.backing.is_none().then(|| ColdFile::of(node, file))
         })
@@ -110,7 +110,7 @@ impl Namespace {
 
     /// The same by the file's identity.
     pub fn cold_file(&self, file: FileId) -> Option<ColdFile> {
-        let node = self.look(|state| state.node_of(file, self.incarnation))?;
+        let node = self.state.look(|state| state.node_of(file, self.state.incarnation))?;
         self.cold(node)
     }
 
@@ -141,7 +141,7 @@ impl Namespace {
         backing: Arc<Backing>,
     ) -> Result<(), FsError> {
         let size_bytes = backing.stat()?.size_bytes;
-        self.change(|state| {
+        self.state.change(|state| {
             let target = state.file_at(node, file, seal)?;
             if target.busy {
                 return Err(FsError::Stale);
@@ -170,13 +170,13 @@ impl Namespace {
     /// other bytes by now, of which nothing is known. Costs a look at every node, in slices.
     pub fn doubt_host(&self, node: NodeId, file: FileId, seal: SealNumber, number: u64) -> bool {
         // At once, and not when its slice comes.
-        let doubted = self.look(|state| {
+        let doubted = self.state.look(|state| {
             let Ok(target) = state.file_at(node, file, seal) else { return false };
             let is_doubted = target.fate.seal().is_some() && target.lies_in(number);
             target.unverified |= is_doubted;
             is_doubted
         });
-        self.for_each_node(|state, id| {
+        self.state.for_each_node(|state, id| {
             if let Ok(file) = state.file_mut(id) {
                 file.unverified |= file.lies_in(number) && file.fate.seal().is_some();
             }
@@ -196,7 +196,7 @@ impl Namespace {
         backing: Arc<Backing>,
     ) -> Result<(), FsError> {
         let size_bytes = backing.stat()?.size_bytes;
-        self.change(|state| {
+        self.state.change(|state| {
             let target = state.idle_file_at(node, file, seal)?;
             if target.size_bytes != size_bytes {
                 return Err(FsError::Invalid);
@@ -217,7 +217,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`] when the file has another seal by now, or was given good bytes.
     pub fn lose_host(&self, node: NodeId, file: FileId, seal: SealNumber) -> Result<(), FsError> {
-        self.change(|state| {
+        self.state.change(|state| {
             let target = state.idle_file_at(node, file, seal)?;
             if !target.unverified {
                 return Err(FsError::Stale);
@@ -242,8 +242,8 @@ impl Namespace {
     /// an unlawful path or a wrong number of chunk checksums, [`FsError::NotFound`] for a hard link to nothing.
     pub fn adopt(&self, entry: &AdoptEntry) -> Result<NodeId, FsError> {
         let xattrs = Xattrs::from_pairs(&entry.xattrs)?;
-        let limit = self.weight_limit();
-        self.change(|state| state.adopt(entry, xattrs, limit, self.incarnation))
+        let limit = self.state.weight_limit();
+        self.state.change(|state| state.adopt(entry, xattrs, limit, self.state.incarnation))
     }
 
     /// The same, under all names that it was given since its document was written ([`Namespace::carry_names`]); what each came to.
@@ -252,11 +252,13 @@ impl Namespace {
     /// Those of the journal, and of the extended attributes.
     pub fn adopt_carried(&self, entry: &AdoptEntry) -> Result<Vec<Result<NodeId, FsError>>, FsError> {
         let xattrs = Xattrs::from_pairs(&entry.xattrs)?;
-        let limit = self.weight_limit();
-        self.change(|state| {
+        let limit = self.state.weight_limit();
+        self.state.change(|state| {
             let names = state.carried.names(&entry.path, entry.kind.file()).into_iter();
             let entries = names.map(|path| AdoptEntry { path, ..entry.clone() });
-            Ok(entries.map(|entry| state.adopt(&entry, xattrs.clone(), limit, self.incarnation)).collect())
+            Ok(entries
+                .map(|entry| state.adopt(&entry, xattrs.clone(), limit, self.state.incarnation))
+                .collect())
         })
     }
 }

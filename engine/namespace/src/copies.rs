@@ -126,7 +126,7 @@ impl Namespace {
         if !copy.is_lawful() {
             return Err(FsError::Invalid);
         }
-        let own = self.incarnation;
+        let own = self.state.incarnation;
         self.keep_as(copy, |state| {
             let node = state.sealed_node(alike, own).ok_or(FsError::Stale)?;
             let file = state.file_mut(node)?;
@@ -155,8 +155,8 @@ impl Namespace {
         };
         let label_bytes = replication::encode(&label).map_err(|_| FsError::TooBig)?;
         let xattrs = Xattrs::from_pairs(&copy.meta.xattrs)?;
-        let (limit, now_ns) = (self.weight_limit(), self.clock.now_ns());
-        self.change(|state| {
+        let (limit, now_ns) = (self.state.weight_limit(), self.state.now_ns());
+        self.state.change(|state| {
             if let Some(known) = state.copies.by_seal.get(&(copy.file, copy.seal)) {
                 return Ok(*known);
             }
@@ -168,7 +168,7 @@ impl Namespace {
             let name = format!("{}.{}", copy.file, copy.seal).into_bytes();
             state.tree.check_free(parent, &name)?;
             let (id, meta) = (state.tree.number(), &copy.meta);
-            let mut file = File::new(self.file_id(id), Generation(id), Some(backing), now_ns);
+            let mut file = File::new(self.state.file_id(id), Generation(id), Some(backing), now_ns);
             file.size_bytes = copy.size_bytes;
             file.fate = FileFate::found(Some(copy.sealed()), copy.seal, false, false, false);
             let body = Body::File(Box::new(file));
@@ -189,7 +189,7 @@ impl Namespace {
             state.copies.changed.insert((copy.file, copy.seal));
             let kept = KeptCopy { file: copy.file, seal: copy.seal, meta: copy.meta.clone(), sharing };
             state.copies.kept.insert(id, kept);
-            state.warm_by_copy(id, self.incarnation);
+            state.warm_by_copy(id, self.state.incarnation);
             state.mark(id);
             Ok(id)
         })
@@ -198,27 +198,27 @@ impl Namespace {
     /// The copy of that seal, as a node out of sight.
     #[must_use]
     pub fn copy_of(&self, file: FileId, seal: SealNumber) -> Option<NodeId> {
-        self.look(|state| state.copies.by_seal.get(&(file, seal)).copied())
+        self.state.look(|state| state.copies.by_seal.get(&(file, seal)).copied())
     }
 
     /// The same, with all that is known of it.
     #[must_use]
     pub fn copy(&self, file: FileId, seal: SealNumber) -> Option<CopyView> {
-        self.look(|state| state.copy_view(*state.copies.by_seal.get(&(file, seal))?))
+        self.state.look(|state| state.copy_view(*state.copies.by_seal.get(&(file, seal))?))
     }
 
     /// The copy that a node out of sight is.
     #[must_use]
     pub fn copy_at(&self, node: NodeId) -> Option<CopyView> {
-        self.look(|state| state.copy_view(node))
+        self.state.look(|state| state.copy_view(node))
     }
 
     /// All copies, in slices of the lock, by the file they are copies of.
     #[must_use]
     pub fn copies(&self) -> Vec<CopyView> {
-        let nodes: Vec<NodeId> = self.look(|state| state.copies.by_seal.values().copied().collect());
+        let nodes: Vec<NodeId> = self.state.look(|state| state.copies.by_seal.values().copied().collect());
         let views = |nodes: &[NodeId]| -> Vec<CopyView> {
-            self.look(|state| nodes.iter().filter_map(|node| state.copy_view(*node)).collect())
+            self.state.look(|state| nodes.iter().filter_map(|node| state.copy_view(*node)).collect())
         };
         nodes.chunks(NODES_AT_ONCE).flat_map(views).collect()
     }
@@ -226,7 +226,7 @@ impl Namespace {
     /// How much they take. Costs a look at each.
     #[must_use]
     pub fn copies_usage(&self) -> CopiesUsage {
-        self.look(|state| {
+        self.state.look(|state| {
             let mut usage = CopiesUsage::default();
             for node in state.copies.kept.keys() {
                 let Ok(file) = state.tree.node(*node).and_then(|node| node.file()) else { continue };
@@ -243,13 +243,13 @@ impl Namespace {
     /// The bytes of a copy, to read, until the pin is dropped.
     #[must_use]
     pub fn pin_copy(&self, file: FileId, seal: SealNumber) -> Option<SealPin> {
-        let own = self.look(|state| state.copy_view(*state.copies.by_seal.get(&(file, seal))?))?.own;
+        let own = self.state.look(|state| state.copy_view(*state.copies.by_seal.get(&(file, seal))?))?.own;
         self.pin_seal(own, seal)
     }
 
     /// Gives a copy up because its home said so; nobody has to be told. False when there is none.
     pub fn drop_copy(&self, file: FileId, seal: SealNumber) -> bool {
-        let dropped = self.change(|state| {
+        let dropped = self.state.change(|state| {
             let Some(node) = state.copies.by_seal.get(&(file, seal)).copied() else { return Ok(false) };
             state.forget_copy(node);
             Ok(true)
@@ -262,7 +262,7 @@ impl Namespace {
 
     /// Gives a copy up that cannot be kept; its home will be told why.
     pub fn lose_copy(&self, file: FileId, seal: SealNumber, why: &'static str) {
-        let lost = self.change(|state| {
+        let lost = self.state.change(|state| {
             if let Some(node) = state.copies.by_seal.get(&(file, seal)).copied() {
                 state.withdraw_copy(node, why);
             }
@@ -276,18 +276,18 @@ impl Namespace {
     /// Copies that are gone without their home's word, once each.
     #[must_use]
     pub fn take_withdrawn_copies(&self) -> Vec<WithdrawnCopy> {
-        self.look(|state| std::mem::take(&mut state.copies.withdrawn))
+        self.state.look(|state| std::mem::take(&mut state.copies.withdrawn))
     }
 
     /// The copies that came or went since this was asked last.
     #[must_use]
     pub fn take_changed_copies(&self) -> BTreeSet<(FileId, SealNumber)> {
-        self.look(|state| std::mem::take(&mut state.copies.changed))
+        self.state.look(|state| std::mem::take(&mut state.copies.changed))
     }
 
     /// They could not be told: they are asked for again.
     pub fn give_back_withdrawn(&self, withdrawn: Vec<WithdrawnCopy>) {
-        self.look(|state| state.copies.withdrawn.extend(withdrawn));
+        self.state.look(|state| state.copies.withdrawn.extend(withdrawn));
     }
 
     /// Says what may be taken of a copy. Nothing is while its class is [`ReclaimClass::Never`], which it begins with, or while
@@ -308,7 +308,7 @@ impl Namespace {
     pub fn sealed_alike(&self, not: FileId, size_bytes: u64, crc: Crc64) -> Option<(FileId, SealNumber)> {
         let mut after: NodeId = ROOT;
         loop {
-            let (found, last) = self.look(|state| {
+            let (found, last) = self.state.look(|state| {
                 let mut last = None;
                 let range = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
                 for (id, node) in state.tree.nodes.range(range).take(NODES_AT_ONCE) {
@@ -332,9 +332,9 @@ impl Namespace {
 
     /// A COLD file gets the bytes of the copy of its seal, when there is one that has been looked at. They are not copied.
     pub fn warm_from_copy(&self, file: FileId, seal: SealNumber) -> bool {
-        let warmed = self.change(|state| {
+        let warmed = self.state.change(|state| {
             let Some(copy) = state.copies.by_seal.get(&(file, seal)).copied() else { return Ok(false) };
-            Ok(state.warm_by_copy(copy, self.incarnation))
+            Ok(state.warm_by_copy(copy, self.state.incarnation))
         });
         warmed.unwrap_or(false)
     }
@@ -342,13 +342,13 @@ impl Namespace {
     /// The node of a file of the tree; none where nothing is named by it.
     #[must_use]
     pub fn node_of_file(&self, file: FileId) -> Option<NodeId> {
-        self.look(|state| state.node_of(file, self.incarnation))
+        self.state.look(|state| state.node_of(file, self.state.incarnation))
     }
 
     /// The bytes of a file that is not COLD, whoever writes them.
     #[must_use]
     pub fn present(&self, node: NodeId) -> Option<Present> {
-        self.look(|state| {
+        self.state.look(|state| {
             let node = state.tree.node(node).ok()?;
             let file = node.file().ok().filter(|file| !file.busy && node.link_count() > 0)?;
             Some(Present { file: file.id, backing: Arc::clone(file.backing.as_ref()?) })

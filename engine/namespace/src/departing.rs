@@ -117,8 +117,9 @@ impl Namespace {
     /// Whether a file that begins now should wait for what was just removed. Who still reads those bytes is told to stop. Costs a short
     /// lock, nearly always no more.
     pub fn awaits_departures(&self) -> bool {
-        let (bytes, went_bytes) =
-            self.look(|state| (state.departing.awaited_bytes(Instant::now()), state.departing.went_bytes));
+        let (bytes, went_bytes) = self
+            .state
+            .look(|state| (state.departing.awaited_bytes(Instant::now()), state.departing.went_bytes));
         bytes + went_bytes > 0 && self.are_awaited(bytes, went_bytes)
     }
 
@@ -140,7 +141,7 @@ impl Namespace {
         let mut linger_until = Instant::now() + LINGER_WAIT;
         loop {
             let (lingers, now) = (self.tier1.let_go(), Instant::now());
-            let bytes = self.look(|state| state.departing.awaited_bytes(now));
+            let bytes = self.state.look(|state| state.departing.awaited_bytes(now));
             let are_awaited = bytes > 0 && self.are_awaited(bytes, 0);
             if are_awaited {
                 linger_until = now + LINGER_WAIT;
@@ -152,13 +153,13 @@ impl Namespace {
             }
             std::thread::sleep(DEPARTURE_LOOK);
         }
-        self.look(|state| state.departing.went_bytes = 0);
+        self.state.look(|state| state.departing.went_bytes = 0);
         self.tier1.free_spent(LEAD_BYTES);
     }
 
     /// Tells those who read bytes that no name leads to, and nobody has open, to stop: the memory is needed.
     pub fn abandon_departed(&self) {
-        self.look(|state: &mut State| state.departing.abandon());
+        self.state.look(|state: &mut State| state.departing.abandon());
     }
 }
 
@@ -211,7 +212,7 @@ mod tests {
         namespace.flush(open.fh, &caller, false).unwrap();
         namespace.release(open.fh).unwrap();
         drop(open);
-        let awaited_bytes = || namespace.look(|state| state.departing.awaited_bytes(Instant::now()));
+        let awaited_bytes = || namespace.state.look(|state| state.departing.awaited_bytes(Instant::now()));
         let resize = |size_bytes| {
             let size = SetAttr { size: Some(size_bytes), ..SetAttr::default() };
             namespace.setattr(&caller, made.node, &size).unwrap().size_bytes

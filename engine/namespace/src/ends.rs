@@ -105,11 +105,11 @@ impl Namespace {
     /// Closes the descriptors of writing processes that have ended, and keeps how they did for the next daemon. Costs one poll of those
     /// that are remembered, and a write of the journal where one has ended.
     pub fn forget_ended_writers(&self) {
-        let ended = self.writers.forget_ended(self.clock.now_ns());
+        let ended = self.writers.forget_ended(self.state.now_ns());
         if ended.is_empty() {
             return;
         }
-        let noted = self.change(|state| {
+        let noted = self.state.change(|state| {
             state.note_ends(&ended);
             Ok(())
         });

@@ -33,7 +33,8 @@ impl Namespace {
     /// # Errors
     /// It leads out of the mount, or in circles.
     pub fn follow_links(&self, mount: &[u8], path: &[u8], last: LastLink) -> Result<Vec<u8>, Astray> {
-        let child = |parent: NodeId, name: &[u8]| self.look(|state| state.tree.child(parent, name).ok());
+        let child =
+            |parent: NodeId, name: &[u8]| self.state.look(|state| state.tree.child(parent, name).ok());
         let target = |node: NodeId| self.readlink(node).ok();
         follow(mount, path, last, child, target)
     }

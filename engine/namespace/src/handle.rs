@@ -179,7 +179,7 @@ impl HandleTable {
 impl Namespace {
     /// What a handle opened, for an adapter that serves reads and writes itself.
     pub fn handle(&self, fh: u64) -> Option<OpenFile> {
-        self.look(|state| {
+        self.state.look(|state| {
             let handle = state.handles.open.get(&fh)?;
             let file = state.tree.node(handle.node).ok()?.file().ok()?;
             let backing = Arc::clone(file.backing.as_ref()?);
@@ -192,7 +192,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::BadHandle`]; [`FsError::Io`] once the daemon keeps nothing more.
     pub fn flush(&self, fh: u64, caller: &Caller, cut: bool) -> Result<(), FsError> {
-        self.change(|state| {
+        self.state.change(|state| {
             let handle = state.handles.open.get_mut(&fh).ok_or(FsError::BadHandle)?;
             // Under the lock: what was answered before writers were refused is seen by who looks after that.
             if handle.writable && self.are_writers_refused() {
@@ -225,7 +225,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::BadHandle`].
     pub fn take_back(&self, fh: u64) -> Result<(), FsError> {
-        let made = self.change(|state| {
+        let made = self.state.change(|state| {
             let handle = state.handles.open.get_mut(&fh).ok_or(FsError::BadHandle)?;
             handle.closing = Closing::Closed;
             let node = handle.node;
@@ -242,7 +242,7 @@ impl Namespace {
 
     /// The daemon itself, now.
     fn nobody(&self) -> Caller {
-        Caller { uid: 0, gid: 0, pid: 0, now_ns: self.clock.now_ns(), request: 0 }
+        Caller { uid: 0, gid: 0, pid: 0, now_ns: self.state.now_ns(), request: 0 }
     }
 
     /// The handle's last descriptor is gone. The last writer's release makes the file closed, or cut when its
@@ -251,9 +251,9 @@ impl Namespace {
     /// # Errors
     /// [`FsError::BadHandle`].
     pub fn release(&self, fh: u64) -> Result<(), FsError> {
-        let now_ns = self.clock.now_ns();
+        let now_ns = self.state.now_ns();
         let mut closed = None;
-        let released = self.change(|state| {
+        let released = self.state.change(|state| {
             let handle = state.handles.open.remove(&fh).ok_or(FsError::BadHandle)?;
             state.session.touched.handles.insert(fh);
             state.handles.running.retain(|(running, _)| *running != fh);
@@ -307,7 +307,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::BadHandle`]; [`FsError::Io`] when the journal failed, and once the daemon keeps nothing more.
     pub fn fsync(&self, fh: u64) -> Result<(), FsError> {
-        self.change(|state| {
+        self.state.change(|state| {
             let handle = state.handles.open.get(&fh).ok_or(FsError::BadHandle)?;
             if handle.writable && self.are_writers_refused() { Err(FsError::Io) } else { Ok(()) }
         })
@@ -318,7 +318,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Stale`], [`FsError::NotDirectory`].
     pub fn fsyncdir(&self, node: NodeId) -> Result<(), FsError> {
-        self.look(|state| state.tree.node(node)?.directory().map(|_| ()))
+        self.state.look(|state| state.tree.node(node)?.directory().map(|_| ()))
     }
 
     /// fallocate(2) on a writable handle. Modes besides 0, KEEP_SIZE, PUNCH_HOLE and ZERO_RANGE are unsupported.
@@ -348,13 +348,13 @@ impl Namespace {
             return Err(FsError::TooBig);
         }
         let open = self.handle(fh).filter(|open| open.writable).ok_or(FsError::BadHandle)?;
-        self.change(|state| freeze_times(state, open.node))?;
+        self.state.change(|state| freeze_times(state, open.node))?;
         if mode & PUNCH_HOLE != 0 {
             open.backing.punch(offset_bytes, len_bytes)?;
         } else {
             open.backing.allocate(flags, offset_bytes, len_bytes)?;
         }
-        self.change(|state| {
+        self.state.change(|state| {
             let node = state.tree.node_mut(open.node)?;
             measure_from_now(node)?;
             node.mtime_ns = caller.now_ns;
@@ -367,7 +367,8 @@ impl Namespace {
     /// Tier-1's budget with the spill's, and how many more nodes the journal can hold.
     pub fn statfs(&self) -> Statfs {
         let usage = self.tier1.usage();
-        let (nodes, weight) = self.look(|state| (state.tree.nodes.len() as u64, state.tree.weight_bytes));
+        let (nodes, weight) =
+            self.state.look(|state| (state.tree.nodes.len() as u64, state.tree.weight_bytes));
         let spill = self.tier1.spill_usage();
         let (spill_bytes, spill_free) =
             spill.map_or((0, 0), |spill| (spill.size_bytes, spill.available_bytes));
@@ -375,13 +376,8 @@ impl Namespace {
             size_bytes: usage.size_bytes + spill_bytes,
             free_bytes: usage.size_bytes.saturating_sub(usage.used_bytes) + spill_free,
             nodes,
-            nodes_free: self.weight_limit().saturating_sub(weight) / 400,
+            nodes_free: self.state.weight_limit().saturating_sub(weight) / 400,
         }
-    }
-
-    /// Bytes of snapshot that the journal admits: a quarter of a file is left for what comes after one.
-    pub(super) fn weight_limit(&self) -> u64 {
-        self.journal_bytes / 4 * 3
     }
 }
 

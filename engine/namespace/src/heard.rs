@@ -200,13 +200,13 @@ impl Namespace {
     /// The epoch in which this tree was the catalog, if no other was since.
     #[must_use]
     pub fn catalog_of(&self) -> Option<Epoch> {
-        self.look(|state| state.heard.epoch)
+        self.state.look(|state| state.heard.epoch)
     }
 
     /// The last publication of each life that the tree has.
     #[must_use]
     pub fn heard_publications(&self) -> BTreeMap<NodeLife, u64> {
-        self.look(|state| {
+        self.state.look(|state| {
             let lives = state.heard.lives.iter();
             lives.filter_map(|(life, taken)| Some((life.clone(), taken.last()?))).collect()
         })
@@ -246,16 +246,16 @@ impl Namespace {
     /// The numbers of the nodes that were made while a life counted as lost, where it has not told everything since. These are others'.
     #[must_use]
     pub fn made_while_away(&self, life: &NodeLife) -> Option<Range<NodeId>> {
-        self.look(|state| state.heard.made_while_away(life).cloned())
+        self.state.look(|state| state.heard.made_while_away(life).cloned())
     }
 
     /// How many operations of a publication are carried out already: a coordinator before this daemon was killed in the middle of it.
     pub(super) fn operations_done(&self, life: &NodeLife, publication: u64) -> usize {
-        self.look(|state| state.heard.done(life, publication))
+        self.state.look(|state| state.heard.done(life, publication))
     }
 
     fn note_heard(&self, note: impl FnOnce(&mut Heard)) {
-        let journaled = self.change(|state| {
+        let journaled = self.state.change(|state| {
             state.mute();
             note(&mut state.heard);
             Ok(())

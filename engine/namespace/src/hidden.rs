@@ -55,7 +55,7 @@ impl Namespace {
     #[must_use]
     pub fn torn_directory(&self) -> Option<HiddenDirectory> {
         let parent = self.node_at(HIDDEN)?;
-        let node = self.look(|state| state.tree.child(parent, TORN)).ok()?;
+        let node = self.state.look(|state| state.tree.child(parent, TORN)).ok()?;
         Some(HiddenDirectory { parent, name: TORN, node })
     }
 
@@ -80,8 +80,9 @@ impl Namespace {
     /// Whether somebody has a file open that has only names out of sight.
     #[must_use]
     pub fn is_open_out_of_sight(&self, file: FileId) -> bool {
-        self.look(|state| {
-            let found = state.node_of(file, self.incarnation).filter(|node| state.is_out_of_sight(*node));
+        self.state.look(|state| {
+            let found =
+                state.node_of(file, self.state.incarnation).filter(|node| state.is_out_of_sight(*node));
             found.is_some_and(|node| {
                 state.tree.node(node).and_then(|n| n.file()).is_ok_and(|file| file.opens > 0)
             })
@@ -117,9 +118,9 @@ impl Namespace {
     /// [`FsError::NoSpace`], [`FsError::NotFound`] for a name that is gone, [`FsError::ReadOnly`] at the end.
     pub fn replace(&self, path: &RelPath, bytes: &[u8]) -> Result<(), FsError> {
         let old = self.getattr(self.node_at(path.as_bytes()).ok_or(FsError::NotFound)?)?;
-        let now_ns = self.clock.now_ns();
+        let now_ns = self.state.now_ns();
         let caller = Caller { uid: old.uid, gid: old.gid, now_ns, pid: 0, request: 0 };
-        let parent = self.change(|state| state.make_hidden(HIDDEN, now_ns))?;
+        let parent = self.state.change(|state| state.make_hidden(HIDDEN, now_ns))?;
         match self.unlink(&caller, parent, NEW) {
             Ok(()) | Err(FsError::NotFound) => {}
             Err(error) => return Err(error),
@@ -130,7 +131,7 @@ impl Namespace {
         self.forget(made.node, 1);
         written.and(released)?;
         self.drop_torn(path)?;
-        self.change(|state| {
+        self.state.change(|state| {
             let to = state.split(path.as_bytes())?;
             state.move_name(path.as_bytes(), &torn_path(path), now_ns)?;
             state.keeping_times(to.0, |state| {
@@ -164,15 +165,15 @@ impl Namespace {
     }
 
     fn move_name(&self, from: &[u8], to: &[u8]) -> Result<(), FsError> {
-        let now_ns = self.clock.now_ns();
-        self.change(|state| state.move_name(from, to, now_ns))
+        let now_ns = self.state.now_ns();
+        self.state.change(|state| state.move_name(from, to, now_ns))
     }
 
     /// Removes what a path names and all below it, in slices of the lock. A file that is open goes with its last handle.
     fn remove_below(&self, path: &[u8]) -> Result<(), FsError> {
-        let now_ns = self.clock.now_ns();
+        let now_ns = self.state.now_ns();
         loop {
-            let done = self.change(|state| {
+            let done = self.state.change(|state| {
                 for _ in 0..REMOVED_AT_ONCE {
                     let Ok((parent, name)) = state.split(path) else { return Ok(true) };
                     let Ok(top) = state.tree.child(parent, name) else { return Ok(true) };
@@ -199,8 +200,8 @@ impl Namespace {
 
     /// The kernel remembers names for a while.
     fn tell_gone(&self, path: &[u8]) {
-        let Some(told) = self.withdrawn.get() else { return };
-        if let Ok((parent, name)) = self.look(|state| state.split(path)) {
+        let Some(told) = self.state.withdrawn.get() else { return };
+        if let Ok((parent, name)) = self.state.look(|state| state.split(path)) {
             told(parent, name, None);
         }
     }

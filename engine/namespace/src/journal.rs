@@ -15,10 +15,11 @@
 //! new record to both meanwhile: since records state what is, the mixture replays to the present state.
 
 use super::ends::Process;
+use super::guarded::Guarded;
 use super::record::{
     FORMAT_VERSION, FORMAT_VERSION_LEAST, FORMAT_VERSION_MIN, MAX_RECORD_BYTES, MORE, format_of,
 };
-use super::{FsError, Namespace, NamespaceError, NodeId};
+use super::{FsError, NamespaceError, NodeId};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -222,7 +223,7 @@ impl Journal {
     }
 }
 
-impl Namespace {
+impl Guarded {
     /// Writes the pending records. When this returns, everything done under the lock before the call is in the
     /// journal, by this call or by another's. Costs one write; during a compaction two and a slice.
     pub(super) fn commit(&self) -> Result<(), FsError> {

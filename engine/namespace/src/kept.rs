@@ -75,7 +75,7 @@ impl Namespace {
         let mut after: Option<NodeId> = None;
         let now = Instant::now();
         loop {
-            let last = self.look(|state| {
+            let last = self.state.look(|state| {
                 let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
                 let mut last = None;
                 for (id, node) in

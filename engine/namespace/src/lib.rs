@@ -25,6 +25,7 @@ mod facts;
 mod fates;
 mod file;
 mod follow_links;
+mod guarded;
 mod handle;
 mod heard;
 mod hidden;
@@ -92,6 +93,7 @@ use catalog::Removed;
 use ends::Ends;
 use fates::Fates;
 use file::File;
+use guarded::Guarded;
 use handle::HandleTable;
 use journal::Journal;
 pub use kept::{Kept, KeptBy};
@@ -106,7 +108,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::{FileId, Generation, Incarnation};
@@ -230,29 +232,15 @@ pub struct Caller {
 
 /// The tree below the mount. All calls take `&self`, from any thread.
 pub struct Namespace {
-    incarnation: Incarnation,
-    clock: Clock,
+    state: Guarded,
     tier1: Arc<Tier1>,
-    state: Mutex<State>,
-    /// Wakes those who wait for a busy file or for a last release.
-    changed: Condvar,
-    /// Wakes the node loop.
-    dirtied: Condvar,
-    journal: Mutex<Journal>,
-    journal_bytes: u64,
-    writers: WriterCache,
+    writers: Arc<WriterCache>,
     readers: reader::Readers,
     prediction: RwLock<Option<Prediction>>,
-    /// Told of each name that no request took away: the kernel may remember it.
-    withdrawn: OnceLock<Withdrawn>,
     /// Whether a program holds a lock on an inode; none without a mount.
     locks: RwLock<Option<LockOracle>>,
     xattr_source: RwLock<Option<Arc<dyn XattrSource>>>,
     room: Room,
-    /// Wakes whoever tells other nodes.
-    told: tokio::sync::Notify,
-    /// Wakes whoever keeps the coordinator's tree elsewhere.
-    catalog_changed: tokio::sync::Notify,
     /// What became of processes of other nodes.
     fates: Mutex<Fates>,
     /// The daemon is ending: no new files.
@@ -312,7 +300,7 @@ struct State {
 
 impl fmt::Debug for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Namespace").field("incarnation", &self.incarnation).finish_non_exhaustive()
+        f.debug_struct("Namespace").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
@@ -366,31 +354,23 @@ impl Namespace {
         let readers = reader::Readers::new(settings.proc_root.clone());
         let writers = WriterCache::new(settings.proc_root, ends);
         writers.watch_all(&state.tree);
+        let writers = Arc::new(writers);
         let namespace = Arc::new(Self {
-            incarnation: settings.incarnation,
-            clock: settings.clock,
+            state: Guarded::new(settings.incarnation, settings.clock, state, journal, Arc::clone(&writers)),
             tier1,
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            dirtied: Condvar::new(),
-            journal_bytes: journal.size_bytes(),
-            journal: Mutex::new(journal),
             writers,
             readers,
             prediction: RwLock::new(None),
-            withdrawn: OnceLock::new(),
             locks: RwLock::new(None),
             xattr_source: RwLock::new(None),
             room: Room::default(),
-            told: tokio::sync::Notify::new(),
-            catalog_changed: tokio::sync::Notify::new(),
             fates: Mutex::default(),
             closed: AtomicBool::new(false),
             refuses_writers: AtomicBool::new(false),
             seals: Mutex::new(Courtesy::new(SEALS_GIVE_WAY_AT_ONCE, Instant::now())),
             snapshots: Mutex::new(()),
         });
-        if namespace.commit().is_err() {
+        if namespace.state.commit().is_err() {
             tracing::error!("the journal did not take the first records of the tree");
         }
         namespace
@@ -432,14 +412,7 @@ impl Namespace {
 
     /// Waits until something changed that nobody took yet, or until `timeout` has passed. Whether something did.
     pub fn wait_dirty(&self, timeout: Duration) -> bool {
-        let mut state = self.lock();
-        state.watching += 1;
-        let (mut state, _) = self
-            .dirtied
-            .wait_timeout_while(state, timeout, |state| state.dirty.is_empty())
-            .expect(UNPOISONED);
-        state.watching -= 1;
-        !state.dirty.is_empty()
+        self.state.wait_dirty(timeout)
     }
 
     /// Drains the set of changed nodes: files whose state changed or that are gone ([`Namespace::view`] is then `None`), and
@@ -447,7 +420,7 @@ impl Namespace {
     /// the next answer. It is bounded by the number of nodes plus those removed since the last call.
     #[must_use]
     pub fn take_dirty(&self) -> Vec<NodeId> {
-        self.look(|state| std::mem::take(&mut state.dirty)).into_iter().collect()
+        self.state.look(|state| std::mem::take(&mut state.dirty)).into_iter().collect()
     }
 
     /// The processes that were launched with a writer and were there at `before_ns`; see [`Peers`].
@@ -465,89 +438,7 @@ impl Namespace {
     /// Who removed names of sealed files since this was asked last; of very many the latest.
     #[must_use]
     pub fn take_removers(&self) -> VecDeque<(FileId, Arc<WriterId>)> {
-        self.look(|state| std::mem::take(&mut state.removers))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect(UNPOISONED)
-    }
-
-    /// Looks at the state; changes nothing that the journal holds.
-    fn look<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
-        f(&mut self.lock())
-    }
-
-    /// Changes the state: `f` checks first and changes only when it will succeed. Afterwards, outside the lock,
-    /// what changed is journaled, and then what is no longer named is dropped.
-    fn change<R>(&self, f: impl FnOnce(&mut State) -> Result<R, FsError>) -> Result<R, FsError> {
-        let mut state = self.lock();
-        let result = f(&mut state);
-        state.note_touched();
-        let journals = !state.pending.is_empty();
-        let woken = std::mem::take(&mut state.woken) && state.waiting > 0;
-        let dirty = state.watching > 0 && !state.dirty.is_empty();
-        let tells = state.tells();
-        let is_unkept = state.unkept.as_ref().is_some_and(|unkept| !unkept.is_empty());
-        let trash = std::mem::take(&mut state.trash);
-        let lost_names = std::mem::take(&mut state.lost_names);
-        drop(state);
-        if let Some(told) = self.withdrawn.get() {
-            lost_names.into_iter().for_each(|(parent, name, node)| told(parent, &name, node));
-        }
-        if woken {
-            self.changed.notify_all();
-        }
-        if dirty {
-            self.dirtied.notify_all();
-        }
-        if tells {
-            self.told.notify_one();
-        }
-        if is_unkept {
-            self.catalog_changed.notify_one();
-        }
-        let journaled = if journals { self.commit() } else { Ok(()) };
-        drop(trash);
-        let value = result?;
-        journaled?;
-        Ok(value)
-    }
-
-    /// Waits, at most until `deadline`, for something to change. False when the time is up.
-    fn wait_change<'a>(
-        &self,
-        mut state: MutexGuard<'a, State>,
-        deadline: Instant,
-    ) -> (MutexGuard<'a, State>, bool)
-    where
-        Self: 'a,
-    {
-        let Some(left) = deadline.checked_duration_since(Instant::now()) else {
-            return (state, false);
-        };
-        state.waiting += 1;
-        // A safeguard of 50 ms, because a hold on a seal is dropped without the lock and wakes nobody.
-        let (mut state, _) =
-            self.changed.wait_timeout(state, left.min(Duration::from_millis(50))).expect(UNPOISONED);
-        state.waiting -= 1;
-        (state, true)
-    }
-
-    /// Waits, bounded, until nobody changes the bytes of `node`.
-    fn settle(&self, node: NodeId) -> Result<MutexGuard<'_, State>, FsError> {
-        let deadline = Instant::now() + BUSY_WAIT;
-        let mut state = self.lock();
-        loop {
-            match &state.tree.node(node)?.body {
-                Body::File(file) if file.busy => {}
-                _ => return Ok(state),
-            }
-            let (next, in_time) = self.wait_change(state, deadline);
-            state = next;
-            if !in_time {
-                return Err(FsError::Busy);
-            }
-        }
+        self.state.look(|state| std::mem::take(&mut state.removers))
     }
 }
 
@@ -557,9 +448,6 @@ impl Namespace {
 const MODE_BITS: u32 = 0o3777;
 const FILE_MODE_BITS: u32 = 0o1777;
 const SPECIAL_MODE_BITS: u32 = 0o7777;
-
-/// How long a call waits for another that changes the same file's bytes: a copy of 100 GB takes about 20 s.
-const BUSY_WAIT: Duration = Duration::from_secs(60);
 
 /// Seals give way to programs for so long at once, and half of the time: a model is opened within, and a copy or an upload of what
 /// was just saved hardly waits longer.

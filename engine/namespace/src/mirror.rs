@@ -53,7 +53,7 @@ impl Namespace {
     /// The number of the node that is made next: numbers only rise.
     #[must_use]
     pub fn next_node(&self) -> NodeId {
-        self.look(|state| state.tree.next)
+        self.state.look(|state| state.tree.next)
     }
 
     /// Carries out what another node did to names, in order, as its publication of that number says; what cannot be done is passed over and
@@ -61,11 +61,11 @@ impl Namespace {
     ///
     /// What was made while `from` counted as lost is others', and keeps its names ([`Namespace::gives_up`]).
     pub fn follow(&self, operations: &[NameOperation], from: &NodeLife, publication: u64) {
-        let now_ns = self.clock.now_ns();
+        let now_ns = self.state.now_ns();
         let mut done = self.operations_done(from, publication).min(operations.len());
         while done < operations.len() {
             let next = operations.len().min(done + SETTLED_AT_ONCE);
-            let followed = self.change(|state| {
+            let followed = self.state.change(|state| {
                 state.mute();
                 let away = state.heard.made_while_away(from).cloned();
                 for operation in &operations[done..next] {
@@ -74,7 +74,7 @@ impl Namespace {
                         continue;
                     }
                     state.carried.note(operation);
-                    if let Err(error) = state.follow(operation, from.incarnation, self.incarnation, now_ns) {
+                    if let Err(error) = state.follow(operation, from.incarnation, self.state.incarnation, now_ns) {
                         tracing::debug!(?operation, %error, "an operation of another node finds another tree here");
                     }
                 }
@@ -93,18 +93,18 @@ impl Namespace {
     pub fn take_states(&self, states: &[NodeState], home: Incarnation, makes: bool) -> Vec<FileId> {
         let mut nameless = Vec::new();
         for states in states.chunks(SETTLED_AT_ONCE) {
-            let taken = self.change(|state| {
+            let taken = self.state.change(|state| {
                 state.mute();
                 for told in states {
-                    if !makes && !state.has(told, self.incarnation) {
+                    if !makes && !state.has(told, self.state.incarnation) {
                         if let NodeKind::File(facts) = &told.kind {
                             nameless.push(facts.file);
                         }
                         continue;
                     }
-                    let makes_names = makes && !state.was_told(told, self.incarnation);
+                    let makes_names = makes && !state.was_told(told, self.state.incarnation);
                     let taken = state
-                        .take_state(told, home, self.incarnation)
+                        .take_state(told, home, self.state.incarnation)
                         .and_then(|node| if makes_names { state.make_names(node, told) } else { Ok(()) });
                     if let Err(error) = taken {
                         let path = String::from_utf8_lossy(&told.path);
@@ -132,14 +132,14 @@ impl Namespace {
         found: Option<&NodeState>,
         asked_at: u64,
     ) -> Result<(), FsError> {
-        let now_ns = self.clock.now_ns();
-        self.change(|state| {
+        let now_ns = self.state.now_ns();
+        self.state.change(|state| {
             state.mute();
             let parent = state.tree.resolve(directory)?;
             if state.is_newer(parent, name, asked_at) {
                 return Ok(());
             }
-            state.settle_name((parent, name), found, asked_at, self.incarnation, now_ns)
+            state.settle_name((parent, name), found, asked_at, self.state.incarnation, now_ns)
         })
     }
 
@@ -164,19 +164,25 @@ impl Namespace {
         asked_at: u64,
         made_since: NodeId,
     ) -> Result<(), FsError> {
-        let now_ns = self.clock.now_ns();
+        let now_ns = self.state.now_ns();
         let name_of = |state: &NodeState| state.path.rsplit(|b| *b == b'/').next().unwrap_or(&[]).to_vec();
         let names: BTreeSet<Vec<u8>> = found.iter().map(name_of).collect();
         // A lot that cannot be carried out, or journaled, does not stop the others.
         let mut settled = Ok(());
         for states in found.chunks(SETTLED_AT_ONCE) {
-            let result = self.change(|state| {
+            let result = self.state.change(|state| {
                 state.mute();
                 let parent = state.tree.resolve(directory)?;
                 for told in states {
                     let name = name_of(told);
                     if !state.is_newer(parent, &name, asked_at) {
-                        state.settle_name((parent, &name), Some(told), asked_at, self.incarnation, now_ns)?;
+                        state.settle_name(
+                            (parent, &name),
+                            Some(told),
+                            asked_at,
+                            self.state.incarnation,
+                            now_ns,
+                        )?;
                     }
                 }
                 Ok(())
@@ -184,7 +190,7 @@ impl Namespace {
             settled = settled.and(result);
         }
         settled?;
-        self.change(|state| {
+        self.state.change(|state| {
             state.mute();
             let parent = state.tree.resolve(directory)?;
             let here = state.tree.node(parent)?.directory()?.by_name.keys();
@@ -195,7 +201,7 @@ impl Namespace {
                 {
                     continue;
                 }
-                state.settle_name((parent, &name), None, asked_at, self.incarnation, now_ns)?;
+                state.settle_name((parent, &name), None, asked_at, self.state.incarnation, now_ns)?;
             }
             Ok(())
         })
@@ -208,7 +214,7 @@ impl Namespace {
             known.set((home, fact.process.0, fact.process.1), (fact.fate, fact.failed_at_ns));
         }
         drop(known);
-        self.catalog_changed.notify_one();
+        self.state.catalog_changed.notify_one();
     }
 
     /// A node is gone, and its processes with it.
@@ -220,7 +226,7 @@ impl Namespace {
             known.set(process, (WireFate::Killed, Some(now_ns)));
         }
         drop(known);
-        self.catalog_changed.notify_one();
+        self.state.catalog_changed.notify_one();
     }
 
     /// What became of a writer of another node.

@@ -30,7 +30,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::NotDirectory`], [`FsError::NameTooLong`], [`FsError::Stale`].
     pub fn lookup(&self, parent: NodeId, name: &[u8]) -> Result<Attr, FsError> {
-        self.look(|state| {
+        self.state.look(|state| {
             let id = state.tree.child(parent, name)?;
             let node = state.tree.node_mut(id)?;
             let attr = attr(id, node)?;
@@ -41,7 +41,7 @@ impl Namespace {
 
     /// The kernel drops `count` of its look-ups of a node.
     pub fn forget(&self, node: NodeId, count: u64) {
-        let forgotten = self.change(|state| {
+        let forgotten = self.state.change(|state| {
             if let Ok(known) = state.tree.node_mut(node) {
                 known.lookups = known.lookups.saturating_sub(count);
                 // It drops all its look-ups of a node at once.
@@ -58,7 +58,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Stale`] for an unknown node, [`FsError::Io`].
     pub fn getattr(&self, node: NodeId) -> Result<Attr, FsError> {
-        self.look(|state| attr(node, state.tree.node(node)?))
+        self.state.look(|state| attr(node, state.tree.node(node)?))
     }
 
     /// Makes a directory; counts the look-up.
@@ -71,7 +71,7 @@ impl Namespace {
         let made = self.make(caller, parent, name, mode & body.mode_bits(), body)?;
         if let Some(maker) = maker {
             let made = Made { directory: made.node, maker, at_ns: caller.now_ns };
-            self.look(|state| state.note_made(made));
+            self.state.look(|state| state.note_made(made));
         }
         Ok(made)
     }
@@ -120,8 +120,8 @@ impl Namespace {
         mode: u32,
         body: Body,
     ) -> Result<Attr, FsError> {
-        let limit = self.weight_limit();
-        self.change(|state| {
+        let limit = self.state.weight_limit();
+        self.state.change(|state| {
             state.tree.check_free(parent, name)?;
             if state.tree.weight_bytes >= limit {
                 return Err(FsError::NoSpace);
@@ -146,8 +146,8 @@ impl Namespace {
     /// # Errors
     /// [`FsError::NotPermitted`] for a directory, [`FsError::Exists`], [`FsError::NotFound`] for a node without names.
     pub fn link(&self, caller: &Caller, node: NodeId, parent: NodeId, name: &[u8]) -> Result<Attr, FsError> {
-        let limit = self.weight_limit();
-        self.change(|state| {
+        let limit = self.state.weight_limit();
+        self.state.change(|state| {
             if state.tree.weight_bytes >= limit {
                 return Err(FsError::NoSpace);
             }
@@ -171,12 +171,12 @@ impl Namespace {
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::IsDirectory`].
     pub fn unlink(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<(), FsError> {
-        let sealed = self.look(|state| {
+        let sealed = self.state.look(|state| {
             let node = state.tree.child(parent, name).and_then(|node| state.tree.node(node));
             node.and_then(Node::file).ok()?.sealed_id()
         });
         let remover = sealed.and_then(|file| Some((file, self.writers.identify(caller.pid)?)));
-        self.change(|state| {
+        self.state.change(|state| {
             let node = state.tree.unlink(parent, name, caller.now_ns)?;
             state.tell(|state| {
                 let what = state.tree.node(node).ok()?.file_id();
@@ -198,7 +198,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::NotEmpty`], [`FsError::NotFound`], [`FsError::NotDirectory`].
     pub fn rmdir(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<(), FsError> {
-        self.change(|state| {
+        self.state.change(|state| {
             let node = state.tree.rmdir(parent, name, caller.now_ns)?;
             state.tell(|state| {
                 Some(NameOperation::Removed { path: state.path_in(parent, name)?, what: None })
@@ -222,7 +222,7 @@ impl Namespace {
         to: (NodeId, &[u8]),
         flags: u32,
     ) -> Result<(), FsError> {
-        self.change(|state| {
+        self.state.change(|state| {
             let told = state.moves(from, to, flags == RENAME_EXCHANGE);
             match flags {
                 0 | RENAME_NOREPLACE => {
@@ -252,7 +252,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Invalid`] for what is no symlink.
     pub fn readlink(&self, node: NodeId) -> Result<Vec<u8>, FsError> {
-        self.look(|state| match &state.tree.node(node)?.body {
+        self.state.look(|state| match &state.tree.node(node)?.body {
             Body::Symlink(target) => Ok(target.to_vec()),
             Body::File(_) | Body::Directory(_) | Body::Special(_) => Err(FsError::Invalid),
         })
@@ -278,7 +278,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::NotDirectory`], [`FsError::Stale`].
     pub fn listing_end(&self, node: NodeId) -> Result<u64, FsError> {
-        self.look(|state| Ok(state.tree.node(node)?.directory()?.next_cookie))
+        self.state.look(|state| Ok(state.tree.node(node)?.directory()?.next_cookie))
     }
 
     /// As [`Namespace::readdir`], of the entries with cookies below `end` ([`Namespace::listing_end`]).
@@ -286,7 +286,7 @@ impl Namespace {
     /// # Errors
     /// As [`Namespace::readdir`].
     pub fn readdir_to(&self, node: NodeId, cookie: u64, end: u64) -> Result<Vec<DirEntry>, FsError> {
-        self.look(|state| {
+        self.state.look(|state| {
             let directory = state.tree.node(node)?.directory()?;
             let first = cookie.saturating_add(1);
             let after = first..end.max(first);
@@ -313,7 +313,8 @@ impl Namespace {
     /// and for what is no directory.
     pub fn renamed_ns(&self, path: &[u8]) -> Option<i64> {
         let node = self.node_at(path)?;
-        self.look(|state| state.tree.node(node)?.directory().map(|directory| directory.renamed_ns))
+        self.state
+            .look(|state| state.tree.node(node)?.directory().map(|directory| directory.renamed_ns))
             .ok()
             .filter(|renamed_ns| *renamed_ns != 0)
     }
@@ -323,17 +324,18 @@ impl Namespace {
 
     /// All names of a node, each with its directory.
     pub fn names_of(&self, node: NodeId) -> Vec<(NodeId, Vec<u8>)> {
-        self.look(|state| state.names_of(node))
+        self.state.look(|state| state.names_of(node))
     }
 
     /// The paths in sight of a file besides the one at which it is; none of what is no file, or has too many.
     #[must_use]
     pub fn other_names(&self, path: &[u8]) -> Vec<Vec<u8>> {
-        self.look(|state| {
-            let node = state.tree.resolve(path).ok()?;
-            state.other_names(node, path)
-        })
-        .unwrap_or_default()
+        self.state
+            .look(|state| {
+                let node = state.tree.resolve(path).ok()?;
+                state.other_names(node, path)
+            })
+            .unwrap_or_default()
     }
 
     /// The directory above a node; the root's is the root.
@@ -341,7 +343,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Stale`].
     pub fn parent(&self, node: NodeId) -> Result<NodeId, FsError> {
-        self.look(|state| {
+        self.state.look(|state| {
             state.tree.node(node)?;
             Ok(state.tree.parent(node).unwrap_or(super::ROOT))
         })

@@ -11,6 +11,7 @@
 use super::attr::{Attr, attr_of_new, freeze, observe, rebase};
 use super::cold::ColdFile;
 use super::file::File;
+use super::guarded::own_file;
 use super::handle::OpenFile;
 use super::node::{Body, Node};
 use super::outgoing::attributes;
@@ -23,7 +24,7 @@ use std::sync::{Arc, Weak};
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::error::ErrorKind;
 use tidemark_protocol::file::FileEvent;
-use tidemark_protocol::id::{FileCounter, FileId, Generation};
+use tidemark_protocol::id::{FileId, Generation, Incarnation};
 use tidemark_tier1::{Backing, Tier1Error};
 
 /// What an open came to.
@@ -91,7 +92,7 @@ impl Namespace {
         flags: i32,
     ) -> Result<(Attr, OpenFile), FsError> {
         let path = {
-            let state = self.lock();
+            let state = self.state.lock();
             match state.tree.check_free(parent, name) {
                 Ok(()) => {}
                 Err(FsError::Exists) if flags & EXCLUSIVE == 0 => {
@@ -103,7 +104,7 @@ impl Namespace {
             if self.closed.load(Ordering::Acquire) {
                 return Err(FsError::ReadOnly);
             }
-            if state.tree.weight_bytes >= self.weight_limit() {
+            if state.tree.weight_bytes >= self.state.weight_limit() {
                 return Err(FsError::NoSpace);
             }
             let mut path = match state.tree.nodes.get(&parent).and_then(|node| node.first_link()) {
@@ -120,11 +121,11 @@ impl Namespace {
         let writable = flags & ACCESS_MODE != 0;
         let writer = if writable { self.writers.opens(caller) } else { None };
         let mut backing = Some(backing);
-        let made = self.change(|state| {
+        let made = self.state.change(|state| {
             state.tree.check_free(parent, name)?;
             let (gid, _) = state.inherited(parent, caller)?;
             let id = state.tree.number();
-            let mut file = File::new(self.file_id(id), Generation(id), backing.take(), caller.now_ns);
+            let mut file = File::new(self.state.file_id(id), Generation(id), backing.take(), caller.now_ns);
             file.add_writer(writer.as_ref());
             let mut node = Node::new(
                 id,
@@ -221,7 +222,7 @@ impl Namespace {
         if !writable && !truncates {
             let opened = self.open_for_reading(caller, node)?;
             if let (true, OpenOutcome::Ready(open)) = (flags & EXECUTES != 0, &opened) {
-                self.look(|state| state.handles.runs(open.fh, open.node));
+                self.state.look(|state| state.handles.runs(open.fh, open.node));
             }
             return Ok(opened);
         }
@@ -229,7 +230,7 @@ impl Namespace {
         let kept = if truncates { Spared::First(0) } else { Spared::All };
         let mut patience = Patience::begin(caller.pid, kept);
         let (size_bytes, mut change, old) = loop {
-            let mut state = self.settle(node)?;
+            let mut state = self.state.settle(node)?;
             if !patience.is_nameless() {
                 state.send_back_if_forsaken(node, caller.pid)?;
             }
@@ -271,15 +272,22 @@ impl Namespace {
         drop(old);
         if change == Change::InPlace && truncates {
             // Before a byte is touched: a daemon that dies in between must not leave a seal over other bytes.
-            self.change(|state| state.withdraw_seal(node, self.file_id(node)))?;
+            self.state.change(|state| state.withdraw_seal(node, self.state.file_id(node)))?;
         }
         let prepared = if truncates && change != Change::InPlace {
             self.prepare_overwrite(expected_bytes)
         } else {
             self.prepare(node, change, if truncates { 0 } else { size_bytes }, size_bytes)
         };
-        let mut opened = self.change(|state| {
-            state.apply_change(self, node, change, prepared, truncates.then_some(0), caller.now_ns)?;
+        let mut opened = self.state.change(|state| {
+            state.apply_change(
+                self.state.incarnation,
+                node,
+                change,
+                prepared,
+                truncates.then_some(0),
+                caller.now_ns,
+            )?;
             state.stale.settle(caller.pid, node);
             if writable {
                 let file = state.file_mut(node)?;
@@ -302,7 +310,7 @@ impl Namespace {
 
     fn open_for_reading(&self, caller: &Caller, node: NodeId) -> Result<OpenOutcome, FsError> {
         let here = {
-            let mut state = self.settle(node)?;
+            let mut state = self.state.settle(node)?;
             state.send_back_if_forsaken(node, caller.pid)?;
             let target = state.tree.node(node)?;
             let file = target.file()?;
@@ -319,7 +327,7 @@ impl Namespace {
         };
         // Nothing to fetch: an empty file gets an empty backing file.
         let mut empty = if here { None } else { Some(self.new_backing(Some(0))?) };
-        let opened = self.change(|state| {
+        let opened = self.state.change(|state| {
             let file = state.file_mut(node)?;
             // Reclaimed, or begun to be changed, between the two looks.
             if file.busy || (file.backing.is_none() && file.size_bytes > 0) {
@@ -338,11 +346,6 @@ impl Namespace {
             }
             None => self.open_for_reading(caller, node),
         }
-    }
-
-    /// The identity that a file of this incarnation has at `node`.
-    pub(super) fn file_id(&self, node: NodeId) -> FileId {
-        FileId { incarnation: self.incarnation, counter: FileCounter(node) }
     }
 
     /// A backing file from the pool; makes room once when there is none.
@@ -446,13 +449,14 @@ impl Namespace {
         new_size_bytes: u64,
         old_size_bytes: u64,
     ) -> Result<Option<Arc<Backing>>, FsError> {
-        let (old, opens) =
-            self.look(|state| state.tree.node(node)?.file().map(|file| (file.backing.clone(), file.opens)))?;
+        let (old, opens) = self
+            .state
+            .look(|state| state.tree.node(node)?.file().map(|file| (file.backing.clone(), file.opens)))?;
         match change {
             Change::InPlace => {
                 if new_size_bytes != old_size_bytes {
                     let old = old.ok_or(FsError::Stale)?;
-                    self.look(|state| freeze(state.tree.node_mut(node)?))?;
+                    self.state.look(|state| freeze(state.tree.node_mut(node)?))?;
                     return match self.grow(&old, old_size_bytes, new_size_bytes) {
                         // While it is open the kernel allows it no other backing file.
                         Err(FsError::NoSpace)
@@ -542,7 +546,7 @@ impl State {
     /// new node's, which is returned). `new_size_bytes` is set where the caller truncates.
     pub(super) fn apply_change(
         &mut self,
-        namespace: &Namespace,
+        own: Incarnation,
         node: NodeId,
         change: Change,
         prepared: Result<Option<Arc<Backing>>, FsError>,
@@ -550,7 +554,7 @@ impl State {
         now_ns: i64,
     ) -> Result<NodeId, FsError> {
         self.woken = true;
-        let own = namespace.file_id(node);
+        let own_id = own_file(own, node);
         let file = self.file_mut(node)?;
         file.busy = false;
         let fresh = match prepared {
@@ -561,12 +565,12 @@ impl State {
             }
         };
         if let (Change::NewNode { .. }, Some(fresh)) = (change, &fresh) {
-            return self.supersede(namespace, node, Arc::clone(fresh), now_ns);
+            return self.supersede(own, node, Arc::clone(fresh), now_ns);
         }
         let file = self.file_mut(node)?;
         let key = Candidate::of(node, file);
         let old_id = file.id;
-        file.unseal(own);
+        file.unseal(own_id);
         let replaced = fresh.is_some();
         if let Some(fresh) = fresh {
             let old = file.backing.replace(fresh);
@@ -574,7 +578,7 @@ impl State {
             self.trash.extend(old);
         }
         self.candidates.remove(&key);
-        self.takes(node, old_id, own);
+        self.takes(node, old_id, own_id);
         let target = self.tree.node_mut(node)?;
         let size_bytes = target.file()?.backing.as_ref().ok_or(FsError::Stale)?.stat()?.size_bytes;
         if new_size_bytes.is_some() {
@@ -593,7 +597,7 @@ impl State {
     /// Gives the names of `old` to a new node with the same inode number and `fresh` for its bytes.
     fn supersede(
         &mut self,
-        namespace: &Namespace,
+        own: Incarnation,
         old: NodeId,
         fresh: Arc<Backing>,
         now_ns: i64,
@@ -603,7 +607,7 @@ impl State {
         let replaced = self.tree.node_mut(old)?;
         replaced.overwritten = true;
         replaced.forsaken = true;
-        let mut file = File::new(namespace.file_id(id), Generation(id), Some(fresh), now_ns);
+        let mut file = File::new(own_file(own, id), Generation(id), Some(fresh), now_ns);
         file.size_bytes = size_bytes;
         let mut node = Node::new(
             replaced.ino,
@@ -624,7 +628,7 @@ impl State {
         self.tree.move_names(old, id);
         let from = self.file_mut(old)?.id;
         // The old bytes are still open under the old identity.
-        self.tell_taken(id, from, namespace.file_id(id));
+        self.tell_taken(id, from, own_file(own, id));
         self.mark(old);
         self.mark(id);
         self.release_unreachable(old);

@@ -130,12 +130,12 @@ impl Namespace {
     /// From now on another node coordinates, and changes are collected for it ([`Namespace::take_outgoing`]). Nothing changes while this tree is
     /// the catalog: a join that was under way when this node took the seat ends after that.
     pub fn collect_outgoing(&self) {
-        self.look(|state| {
+        self.state.look(|state| {
             if state.removed.is_some() {
                 return;
             }
             state.carried = CarriedNames::default();
-            let outgoing = state.outgoing.get_or_insert_with(|| Outgoing::new(self.journal_bytes));
+            let outgoing = state.outgoing.get_or_insert_with(|| Outgoing::new(self.state.journal_bytes));
             outgoing.audience = Audience::Coordinator;
         });
     }
@@ -143,9 +143,9 @@ impl Namespace {
     /// From now on this node coordinates: its tree is what others are told of. Its own operations stay here until what came of
     /// them is kept elsewhere, where anybody keeps it.
     pub fn lead_outgoing(&self, is_kept: bool) {
-        self.look(|state| {
+        self.state.look(|state| {
             if is_kept && state.outgoing.is_none() {
-                state.outgoing = Some(Outgoing::new(self.journal_bytes));
+                state.outgoing = Some(Outgoing::new(self.state.journal_bytes));
             }
             let Some(outgoing) = &mut state.outgoing else { return };
             outgoing.audience = if is_kept { Audience::Keeper } else { Audience::Nobody };
@@ -222,7 +222,7 @@ impl Namespace {
 
     fn publish(&self, take: impl FnOnce(&mut State) -> Told) -> Told {
         let mut told = Told::default();
-        let journaled = self.change(|state| {
+        let journaled = self.state.change(|state| {
             told = take(state);
             Ok(())
         });
@@ -235,13 +235,13 @@ impl Namespace {
     /// The publication that has not been answered yet, also one of the daemon before.
     #[must_use]
     pub fn unanswered_publication(&self) -> Option<(u64, Vec<NameOperation>)> {
-        self.look(|state| state.outgoing.as_ref()?.unanswered.on_its_way())
+        self.state.look(|state| state.outgoing.as_ref()?.unanswered.on_its_way())
     }
 
     /// The operations that nobody has answered for.
     #[must_use]
     pub fn untold_operations(&self) -> Vec<NameOperation> {
-        self.look(|state| {
+        self.state.look(|state| {
             let outgoing = state.outgoing.as_ref();
             outgoing.map_or_else(Vec::new, |outgoing| outgoing.unanswered.operations().cloned().collect())
         })
@@ -250,7 +250,7 @@ impl Namespace {
     /// Whether something was done to names here that nobody has answered for.
     #[must_use]
     pub fn has_untold(&self) -> bool {
-        self.look(|state| {
+        self.state.look(|state| {
             state.outgoing.as_ref().is_some_and(|outgoing| {
                 let unanswered = &outgoing.unanswered;
                 let is_sent = unanswered.on_its_way().is_some_and(|(_, operations)| !operations.is_empty());
@@ -262,13 +262,15 @@ impl Namespace {
     /// The number of the last publication.
     #[must_use]
     pub fn last_publication(&self) -> u64 {
-        self.look(|state| state.outgoing.as_ref().map_or(0, |outgoing| outgoing.unanswered.publication()))
+        self.state
+            .look(|state| state.outgoing.as_ref().map_or(0, |outgoing| outgoing.unanswered.publication()))
     }
 
     /// The number of the last publication that was answered, as far as the journal knows.
     #[must_use]
     pub fn last_answered(&self) -> u64 {
-        self.look(|state| state.outgoing.as_ref().map_or(0, |outgoing| outgoing.unanswered.last_answered()))
+        self.state
+            .look(|state| state.outgoing.as_ref().map_or(0, |outgoing| outgoing.unanswered.last_answered()))
     }
 
     /// The last publication was answered.
@@ -284,7 +286,7 @@ impl Namespace {
     /// The last loss of operations that were to be told, where everything was not told since: then states make names.
     #[must_use]
     pub fn lost_operations(&self) -> Option<u64> {
-        self.look(|state| state.outgoing.as_ref()?.unanswered.lost())
+        self.state.look(|state| state.outgoing.as_ref()?.unanswered.lost())
     }
 
     /// Operations are missing where they are to be told.
@@ -311,7 +313,7 @@ impl Namespace {
     }
 
     fn with_unanswered(&self, f: impl FnOnce(&mut Unanswered)) {
-        self.look(|state| {
+        self.state.look(|state| {
             if let Some(outgoing) = &mut state.outgoing {
                 f(&mut outgoing.unanswered);
             }
@@ -321,14 +323,14 @@ impl Namespace {
     /// How many operations on names there have been: what was asked before the next one does not know of that.
     #[must_use]
     pub fn names_number(&self) -> u64 {
-        self.look(|state| state.outgoing_number())
+        self.state.look(|state| state.outgoing_number())
     }
 
     /// Files that were told to be empty and have bytes by now are to be told again. Each costs a look at its size, so the lock is let go
     /// of between [`NODES_AT_ONCE`] of them.
     pub fn tell_begun(&self) {
         let mut after = ROOT;
-        while let Some(last) = self.look(|state| state.tell_begun_after(after)) {
+        while let Some(last) = self.state.look(|state| state.tell_begun_after(after)) {
             after = last;
         }
     }
@@ -336,7 +338,7 @@ impl Namespace {
     /// The node on which a file is being written, of whose bytes nothing was heard yet.
     #[must_use]
     pub fn begun_elsewhere(&self, node: NodeId) -> Option<Incarnation> {
-        self.look(|state| {
+        self.state.look(|state| {
             let file = state.tree.node(node).ok()?.file().ok()?;
             let remote = file.remote.as_ref().filter(|_| file.size_bytes == 0)?;
             matches!(remote.state, FileState::Open { .. }).then_some(remote.home)
@@ -345,19 +347,19 @@ impl Namespace {
 
     /// Wakes whoever tells others, whether there is something or not.
     pub fn told_again(&self) {
-        self.told.notify_one();
+        self.state.told.notify_one();
     }
 
     /// Resolves when there may be something to tell.
     pub async fn outgoing_changed(&self) {
-        self.told.notified().await;
+        self.state.told.notified().await;
     }
 
     /// All that is in sight with all its names, parents before what is in them. Costs the size of the tree, in slices of the lock.
     #[must_use]
     pub fn whole_tree(&self) -> Vec<OutgoingNode> {
         let mut nodes = Vec::new();
-        self.for_each_node(|state, id| {
+        self.state.for_each_node(|state, id| {
             let Some(found) = state.outgoing_node(id) else { return };
             state.note_begun(id, Some(&found));
             nodes.push(OutgoingNode { other_names: state.other_names(id, &found.path), ..found });
@@ -369,13 +371,13 @@ impl Namespace {
     /// The node that a directory has under a name, where there is one.
     #[must_use]
     pub fn child_number(&self, parent: NodeId, name: &[u8]) -> Option<NodeId> {
-        self.look(|state| state.tree.child(parent, name).ok())
+        self.state.look(|state| state.tree.child(parent, name).ok())
     }
 
     /// The same where it is a directory.
     #[must_use]
     pub fn child_directory(&self, parent: NodeId, name: &[u8]) -> Option<NodeId> {
-        self.look(|state| {
+        self.state.look(|state| {
             let node = state.tree.child(parent, name).ok()?;
             state.tree.node(node).ok()?.is_directory().then_some(node)
         })
@@ -384,7 +386,7 @@ impl Namespace {
     /// Whether nothing is known in a directory.
     #[must_use]
     pub fn is_empty_directory(&self, directory: NodeId) -> bool {
-        self.look(|state| {
+        self.state.look(|state| {
             let body = state.tree.nodes.get(&directory).map(|node| &node.body);
             matches!(body, Some(Body::Directory(directory)) if directory.by_cookie.is_empty())
         })
@@ -393,7 +395,7 @@ impl Namespace {
     /// A directory and those below it that are known here; none where they are more than `most`.
     #[must_use]
     pub fn directories_below(&self, directory: NodeId, most: usize) -> Option<Vec<NodeId>> {
-        self.look(|state| {
+        self.state.look(|state| {
             let mut found = vec![directory];
             let mut next = 0;
             while let Some(at) = found.get(next).copied() {
@@ -415,19 +417,19 @@ impl Namespace {
     /// Whether the name is here.
     #[must_use]
     pub fn has_name(&self, parent: NodeId, name: &[u8]) -> bool {
-        self.look(|state| state.tree.child(parent, name).is_ok())
+        self.state.look(|state| state.tree.child(parent, name).is_ok())
     }
 
     /// Nanoseconds since 1970 by this node's clock.
     #[must_use]
     pub fn now_ns(&self) -> i64 {
-        self.clock.now_ns()
+        self.state.now_ns()
     }
 
     /// One node in sight by its path.
     #[must_use]
     pub fn outgoing_at(&self, path: &[u8]) -> Option<OutgoingNode> {
-        self.look(|state| {
+        self.state.look(|state| {
             let node = state.tree.resolve(path).ok()?;
             let mut found = state.outgoing_node(node)?;
             path.clone_into(&mut found.path);
@@ -439,14 +441,14 @@ impl Namespace {
     /// One file by its identity.
     #[must_use]
     pub fn outgoing_file(&self, file: FileId) -> Option<OutgoingNode> {
-        self.look(|state| state.outgoing_node(state.node_of(file, self.incarnation)?))
+        self.state.look(|state| state.outgoing_node(state.node_of(file, self.state.incarnation)?))
     }
 
     /// The same, in sight or not.
     #[must_use]
     pub fn outgoing_anywhere(&self, file: FileId) -> Option<OutgoingNode> {
-        self.look(|state| {
-            let node = state.node_of(file, self.incarnation)?;
+        self.state.look(|state| {
+            let node = state.node_of(file, self.state.incarnation)?;
             let path = state.tree.path(state.tree.node(node).ok()?.first_link()?)?;
             state.outgoing_node(node).or_else(|| state.outgoing_under(node, path))
         })
@@ -455,7 +457,7 @@ impl Namespace {
     /// The nodes in a directory; none where it is not one.
     #[must_use]
     pub fn outgoing_in(&self, path: &[u8]) -> Option<Vec<OutgoingNode>> {
-        self.look(|state| {
+        self.state.look(|state| {
             let directory = state.tree.resolve(path).ok()?;
             let entries = &state.tree.node(directory).ok()?.directory().ok()?.by_cookie;
             let found = entries.values().filter_map(|entry| {

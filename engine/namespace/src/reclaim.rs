@@ -58,8 +58,8 @@ impl Candidate {
 impl Namespace {
     /// Says what may be taken of a file. A file that is changed goes back to `Never`.
     pub fn set_reclaim(&self, file: FileId, class: ReclaimClass) {
-        self.look(|state| {
-            let Some(node) = state.node_of(file, self.incarnation) else { return };
+        self.state.look(|state| {
+            let Some(node) = state.node_of(file, self.state.incarnation) else { return };
             let Ok(known) = state.file_mut(node) else { return };
             let before = Candidate::of(node, known);
             known.class = class;
@@ -75,7 +75,7 @@ impl Namespace {
     /// Lets every host copy give way of which a copy in Tier-3 is noted. For a member of a cluster, which was told so once, perhaps before
     /// its daemon began again; who decides over checkpoints sets classes itself. Costs a look at every node, in slices.
     pub fn let_known_objects_give_way(&self) {
-        self.for_each_node(|state, id| {
+        self.state.for_each_node(|state, id| {
             let Ok(file) = state.file_mut(id) else { return };
             let seal = file.fate.seal().map(|seal| seal.number);
             let noted = seal.is_some() && file.object.as_ref().map(|noted| noted.0) == seal;
@@ -91,16 +91,17 @@ impl Namespace {
     /// Whether a copy in Tier-3 is noted of that seal.
     #[must_use]
     pub fn has_object(&self, file: FileId, seal: SealNumber) -> bool {
-        self.look(|state| {
-            let known = state.node_of(file, self.incarnation).and_then(|node| state.file_mut(node).ok());
+        self.state.look(|state| {
+            let known =
+                state.node_of(file, self.state.incarnation).and_then(|node| state.file_mut(node).ok());
             known.and_then(|known| known.object.as_ref()).is_some_and(|noted| noted.0 == seal)
         })
     }
 
     /// Notes that Tier-3 holds the bytes of a seal. False when the file has other bytes by now.
     pub fn note_object(&self, file: FileId, seal: SealNumber, object: ObjectCopy) -> bool {
-        let noted = self.change(|state| {
-            let node = state.node_of(file, self.incarnation).ok_or(FsError::NotFound)?;
+        let noted = self.state.change(|state| {
+            let node = state.node_of(file, self.state.incarnation).ok_or(FsError::NotFound)?;
             let known = state.file_mut(node)?;
             if known
                 .fate
@@ -123,8 +124,8 @@ impl Namespace {
 
     /// Tier-3 no longer holds this copy: the host copy is the only one again and is not reclaimed.
     pub fn forget_object(&self, file: FileId, seal: SealNumber) {
-        let forgotten = self.change(|state| {
-            let Some(node) = state.node_of(file, self.incarnation) else { return Ok(()) };
+        let forgotten = self.state.change(|state| {
+            let Some(node) = state.node_of(file, self.state.incarnation) else { return Ok(()) };
             let known = state.file_mut(node)?;
             if known.object.as_ref().is_some_and(|noted| noted.0 == seal) {
                 known.object = None;
@@ -162,7 +163,7 @@ impl Namespace {
 
     /// Drops the bytes of files that no name leads to, which the kernel remembers perhaps only because nobody told it so.
     fn drop_leftovers(&self, place: Place) -> u64 {
-        let dropped = self.change(|state| {
+        let dropped = self.state.change(|state| {
             let leftovers = std::mem::take(&mut state.leftovers);
             Ok(leftovers.into_iter().map(|node| state.drop_leftover(node, place)).sum())
         });
@@ -173,7 +174,7 @@ impl Namespace {
         let mut freed = 0;
         let mut after: Option<Candidate> = None;
         while freed < bytes {
-            let turn = self.change(|state| {
+            let turn = self.state.change(|state| {
                 let from = after.map_or(Bound::Unbounded, Bound::Excluded);
                 let batch: Vec<Candidate> = state
                     .candidates
@@ -204,7 +205,7 @@ impl Namespace {
 
     /// What is here of a file gives way last for so long, and to no prefetch: somebody is about to open it.
     pub fn hold_prefetched(&self, node: NodeId, hold: Duration) {
-        self.look(|state| {
+        self.state.look(|state| {
             if let Ok(file) = state.file_mut(node)
                 && file.backing.is_some()
             {
@@ -218,7 +219,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Busy`] while it is open, held, not sealed, or without an object copy of this seal.
     pub fn reclaim(&self, node: NodeId) -> Result<u64, FsError> {
-        self.change(|state| state.evict(node))
+        self.state.change(|state| state.evict(node))
     }
 }
 

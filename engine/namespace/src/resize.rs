@@ -19,7 +19,7 @@ impl Namespace {
         if let Some(size_bytes) = set.size {
             self.set_size(caller, node, size_bytes)?;
         }
-        self.change(|state| {
+        self.state.change(|state| {
             let target = state.tree.node_mut(node)?;
             if set.mode.is_none()
                 && set.uid.is_none()
@@ -57,7 +57,7 @@ impl Namespace {
         let could_hold = self.could_hold(size_bytes, size_bytes);
         let mut patience = Patience::begin(caller.pid, Spared::First(size_bytes));
         let (old_bytes, change) = loop {
-            let mut state = self.settle(node)?;
+            let mut state = self.state.settle(node)?;
             if !patience.is_nameless() {
                 state.send_back_if_forsaken(node, caller.pid)?;
             }
@@ -82,15 +82,22 @@ impl Namespace {
         };
         if change == Change::InPlace {
             // Before a byte is touched: a daemon that dies in between must not leave a seal over other bytes.
-            self.change(|state| state.withdraw_seal(node, self.file_id(node)))?;
+            self.state.change(|state| state.withdraw_seal(node, self.state.file_id(node)))?;
         }
         let prepared = self.prepare(node, change, size_bytes, old_bytes);
-        self.change(|state| {
+        self.state.change(|state| {
             // Bytes that are cut off make room as removed ones do, also where the old bytes were being sealed or uploaded.
             if size_bytes < old_bytes && change != Change::InPlace && prepared.is_ok() {
                 state.departing.leaves(state.tree.node(node)?.file()?);
             }
-            state.apply_change(self, node, change, prepared, Some(size_bytes), caller.now_ns)?;
+            state.apply_change(
+                self.state.incarnation,
+                node,
+                change,
+                prepared,
+                Some(size_bytes),
+                caller.now_ns,
+            )?;
             state.stale.settle(caller.pid, node);
             let target = state.tree.node_mut(node)?;
             target.mtime_ns = caller.now_ns;

@@ -159,7 +159,7 @@ impl Namespace {
     }
 
     fn begin(&self, node: NodeId, as_it_is: bool) -> Result<SealTicket, NotSealable> {
-        let (backing, changes, given_up) = self.look(|state| {
+        let (backing, changes, given_up) = self.state.look(|state| {
             let file = state.tree.node(node).and_then(|node| node.file()).map_err(|_| NotSealable::Gone)?;
             if file.busy {
                 return Err(NotSealable::Busy);
@@ -179,7 +179,7 @@ impl Namespace {
             NotSealable::Unreadable
         };
         let mapped = !given_up && backing.writable_elsewhere().map_err(unreadable)?;
-        let changed = self.change(|state| {
+        let changed = self.state.change(|state| {
             let file = state.file_mut(node)?;
             // Not "open": the call in progress may fail, and then nobody marks the file again.
             if file.busy {
@@ -210,7 +210,7 @@ impl Namespace {
     /// Gives the bytes that a file holds now a number of their own, although somebody may write them; none where it is sealed,
     /// or another call is changing it, or they are not here. The journal has the number when this returns.
     pub fn number_standing(&self, node: NodeId) -> Option<StandingBytes> {
-        let numbered = self.change(|state| {
+        let numbered = self.state.change(|state| {
             let target = state.tree.node(node)?;
             let file = target.file()?;
             if file.busy || file.fate.seal().is_some() || file.remote.is_some() {
@@ -230,7 +230,7 @@ impl Namespace {
 
     /// How far the bytes of a file of this node reach now; none where they are not here.
     pub fn reach(&self, node: NodeId) -> Option<Reach> {
-        let backing = self.look(|state| state.tree.node(node).ok()?.file().ok()?.backing.clone())?;
+        let backing = self.state.look(|state| state.tree.node(node).ok()?.file().ok()?.backing.clone())?;
         reach_of(&backing).ok()
     }
 
@@ -238,13 +238,13 @@ impl Namespace {
     /// them since, or they were found bad ([`Namespace::doubt_host`]).
     pub fn is_unverified(&self, node: NodeId) -> bool {
         let unverified = |state: &mut State| Ok::<_, FsError>(state.tree.node(node)?.file()?.unverified);
-        self.look(unverified).unwrap_or(false)
+        self.state.look(unverified).unwrap_or(false)
     }
 
     /// The bytes of this seal were looked at and are good.
     pub fn verified(&self, file: FileId, seal: SealNumber) {
-        self.look(|state| {
-            let node = state.node_of(file, self.incarnation);
+        self.state.look(|state| {
+            let node = state.node_of(file, self.state.incarnation);
             if let Some(Ok(file)) = node.map(|node| state.file_mut(node))
                 && file.fate.seal().is_some_and(|now| now.number == seal)
             {
@@ -255,7 +255,7 @@ impl Namespace {
 
     /// The bytes of a file that nobody writes, to ask what they say of themselves. They may change meanwhile.
     pub fn begin_judging(&self, node: NodeId) -> Option<JudgeTicket> {
-        self.look(|state| {
+        self.state.look(|state| {
             let file = state.tree.node(node).and_then(|node| node.file()).ok()?;
             let backing = file.backing.clone().filter(|_| file.fate.writers() == 0)?;
             let size_bytes = backing.stat().ok()?.size_bytes;
@@ -266,7 +266,7 @@ impl Namespace {
     /// Keeps what the bytes say of themselves, unless they have changed since, or may.
     pub fn end_judging(&self, ticket: &JudgeTicket, content: Option<Judgement>) {
         // Where it has changed, or is gone, nobody waits for the answer.
-        let _ = self.change(|state| {
+        let _ = self.state.change(|state| {
             let file = state.file_mut(ticket.node)?;
             if file.changes == ticket.changes && file.fate.writers() == 0 {
                 file.judged = Some(content.map(Box::new));
@@ -278,8 +278,8 @@ impl Namespace {
 
     /// Keeps what the bytes of this seal say of themselves, for as long as they are the file's.
     pub fn note_content(&self, file: FileId, seal: SealNumber, content: Option<Judgement>) {
-        self.look(|state| {
-            let node = state.node_of(file, self.incarnation);
+        self.state.look(|state| {
+            let node = state.node_of(file, self.state.incarnation);
             if let Some(Ok(file)) = node.map(|node| state.file_mut(node))
                 && file.fate.seal().is_some_and(|now| now.number == seal)
             {
@@ -297,7 +297,7 @@ impl Namespace {
     pub fn finish_seal(&self, ticket: &SealTicket, crc: Crc64, chunks: Arc<[Crc64]>) -> Result<(), Voided> {
         let expected = tidemark_protocol::layout::chunk_count(ticket.size_bytes);
         assert!(chunks.len() as u64 == expected, "{} chunk checksums for {expected} chunks", chunks.len());
-        let sealed = self.change(|state| {
+        let sealed = self.state.change(|state| {
             let target = state.tree.node(ticket.node)?;
             let file = target.file()?;
             let same = file.changes == ticket.changes && file.id == ticket.file;
@@ -324,8 +324,8 @@ impl Namespace {
     /// The bytes of a seal, to read and upload; until the pin is dropped an overwrite copies instead of changing
     /// them, and they are not reclaimed. None when the file has another seal by now, or they are not here.
     pub fn pin_seal(&self, file: FileId, seal: SealNumber) -> Option<SealPin> {
-        self.look(|state| {
-            let node = state.node_of(file, self.incarnation)?;
+        self.state.look(|state| {
+            let node = state.node_of(file, self.state.incarnation)?;
             let file = state.file_mut(node).ok()?;
             let frozen = file.fate.seal().filter(|frozen| frozen.number == seal && !file.busy)?;
             let size_bytes = frozen.size_bytes;
@@ -343,7 +343,7 @@ impl Namespace {
 
     /// Takes an event that may come too late; false then, and for a file that is gone.
     fn step_fate(&self, node: NodeId, event: FileEvent) -> bool {
-        let stepped = self.change(|state| {
+        let stepped = self.state.change(|state| {
             state.file_mut(node)?.fate.step(event).map_err(|_| FsError::Invalid)?;
             state.tree.touched.node(node);
             state.mark(node);

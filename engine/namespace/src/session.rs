@@ -99,7 +99,7 @@ impl State {
 impl Namespace {
     /// The answer to a request that was carried out before; none when it was not.
     pub fn answered(&self, request: RequestId) -> Option<Answer> {
-        self.look(|state| state.session.answer_to(request))
+        self.state.look(|state| state.session.answer_to(request))
     }
 
     /// A node's attributes, counting that the kernel is told of it once more.
@@ -107,7 +107,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Stale`] when it is gone.
     pub fn enter(&self, node: NodeId) -> Result<Attr, FsError> {
-        self.look(|state| {
+        self.state.look(|state| {
             let known = state.tree.node_mut(node)?;
             known.lookups += 1;
             attr(node, known)
@@ -117,7 +117,7 @@ impl Namespace {
     /// The answer has gone out: nobody will ask again.
     pub fn delivered(&self, request: RequestId) {
         if request != 0 {
-            self.look(|state| {
+            self.state.look(|state| {
                 state.session.answers.remove(&request);
                 state.session.inherited.remove(&request);
             });
@@ -130,7 +130,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Io`], [`FsError::NoSpace`] when the journal did not take it.
     pub fn note_backing_id(&self, backing: u64, id: Option<u32>) -> Result<(), FsError> {
-        self.change(|state| {
+        self.state.change(|state| {
             match id {
                 Some(id) => state.session.backing_ids.insert(backing, id),
                 None => state.session.backing_ids.remove(&backing),
@@ -142,12 +142,13 @@ impl Namespace {
 
     /// The journaled backing ids, by the number of their backing file.
     pub fn backing_ids(&self) -> Vec<(u64, u32)> {
-        self.look(|state| state.session.backing_ids.iter().map(|(backing, id)| (*backing, *id)).collect())
+        self.state
+            .look(|state| state.session.backing_ids.iter().map(|(backing, id)| (*backing, *id)).collect())
     }
 
     /// All open handles, for an adapter that takes a session up.
     pub fn open_files(&self) -> Vec<OpenFile> {
-        let handles = self.look(|state| state.handles.numbers());
+        let handles = self.state.look(|state| state.handles.numbers());
         handles.into_iter().filter_map(|fh| self.handle(fh)).collect()
     }
 }

@@ -107,11 +107,11 @@ impl Namespace {
     /// what changes meanwhile is looked at again, until little enough is left for one hold.
     pub fn tree_snapshot(&self) -> TreeSnapshot {
         let _alone = self.snapshots.lock().expect(UNPOISONED);
-        self.look(|state| state.changed = Some(BTreeSet::new()));
+        self.state.look(|state| state.changed = Some(BTreeSet::new()));
         let mut nodes: HashMap<NodeId, Taken> = HashMap::new();
         let mut after: NodeId = 0;
         loop {
-            let last = self.look(|state| {
+            let last = self.state.look(|state| {
                 let mut last = None;
                 let range = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
                 for (id, node) in state.tree.nodes.range(range).take(NODES_AT_ONCE) {
@@ -126,7 +126,7 @@ impl Namespace {
             }
         }
         let mut again = 0;
-        while self.look(|state| state.take_changed(&mut nodes, again == AGAIN_MAX)) {
+        while self.state.look(|state| state.take_changed(&mut nodes, again == AGAIN_MAX)) {
             again += 1;
         }
         TreeSnapshot::of(nodes)

@@ -172,7 +172,7 @@ impl Namespace {
         }
         if nameless || locked {
             let wait = if nameless { HELD_WAIT } else { LOCKED_WAIT };
-            let (next, in_time) = self.wait_change(state, patience.begun + wait);
+            let (next, in_time) = self.state.wait_change(state, patience.begun + wait);
             if in_time {
                 return Ok(None);
             }
@@ -192,7 +192,7 @@ impl Namespace {
     /// # Errors
     /// As [`Namespace::lookup`].
     pub fn lookup_by(&self, pid: u32, parent: NodeId, name: &[u8]) -> Result<Looked, FsError> {
-        self.look(|state| {
+        self.state.look(|state| {
             let found = state.tree.child(parent, name);
             if state.stale.looks_up(pid, found.ok()).is_some() {
                 return Ok(Looked::Begun);
@@ -211,13 +211,13 @@ impl Namespace {
     /// # Errors
     /// As [`Namespace::lookup`]; [`FsError::NoSpace`], and nothing has changed.
     pub fn lookup_anew(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<Attr, FsError> {
-        let begun = self.look(|state| {
+        let begun = self.state.look(|state| {
             let node = state.tree.child(parent, name).ok()?;
             Some((node, state.stale.looks_up(caller.pid, Some(node))?))
         });
         if let Some((node, kept)) = begun {
             self.give_names_away(node, kept, caller.now_ns)?;
-            self.look(|state| state.stale.settle(caller.pid, node));
+            self.state.look(|state| state.stale.settle(caller.pid, node));
         }
         self.lookup(parent, name)
     }
@@ -225,7 +225,7 @@ impl Namespace {
     /// Gives the names of a file to a new node, where that is still needed.
     fn give_names_away(&self, node: NodeId, kept: Spared, now_ns: i64) -> Result<(), FsError> {
         let (size_bytes, change) = {
-            let mut state = self.settle(node)?;
+            let mut state = self.state.settle(node)?;
             let target = state.tree.node(node)?;
             let file = target.file()?;
             let size_bytes = observe(target, file)?.size_bytes;
@@ -242,7 +242,9 @@ impl Namespace {
         } else {
             self.prepare(node, change, keep_bytes, size_bytes)
         };
-        self.change(|state| state.apply_change(self, node, change, prepared, None, now_ns).map(drop))
+        self.state.change(|state| {
+            state.apply_change(self.state.incarnation, node, change, prepared, None, now_ns).map(drop)
+        })
     }
 }
 

@@ -9,7 +9,6 @@ use super::node::{Body, Node};
 use super::writer::WriterId;
 use super::{FileState, HIDDEN, ROOT, ReclaimClass};
 use super::{Namespace, NodeId, State};
-use std::ops::Bound;
 use tidemark_content::Judgement;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::manifest::{Attributes, Base64};
@@ -95,27 +94,27 @@ impl FileView {
 impl Namespace {
     /// A file; none for what is no file, has no name left, or is gone.
     pub fn view(&self, node: NodeId) -> Option<FileView> {
-        self.look(|state| state.view(node))
+        self.state.look(|state| state.view(node))
     }
 
     /// The same of a file that may have lost its last name: somebody has it open, or the kernel remembers it.
     pub fn view_of_node(&self, node: NodeId) -> Option<FileView> {
-        self.look(|state| state.view_with(node, Vec::new()))
+        self.state.look(|state| state.view_with(node, Vec::new()))
     }
 
     /// A file by its identity.
     pub fn view_of(&self, file: FileId) -> Option<FileView> {
-        self.look(|state| state.view(state.node_of(file, self.incarnation)?))
+        self.state.look(|state| state.view(state.node_of(file, self.state.incarnation)?))
     }
 
     /// All files below a path, itself included where it is one, in no order; those out of sight only when the path is one of
     /// theirs. Costs the size of that part of the tree, in slices: files that come or go meanwhile may be in it or not.
     pub fn views_below(&self, path: &[u8]) -> Vec<FileView> {
         let mut views = Vec::new();
-        let Ok(start) = self.look(|state| state.tree.resolve(path)) else { return views };
+        let Ok(start) = self.state.look(|state| state.tree.resolve(path)) else { return views };
         let mut todo = vec![start];
         while !todo.is_empty() {
-            self.look(|state| {
+            self.state.look(|state| {
                 for _ in 0..NODES_AT_ONCE {
                     let Some(at) = todo.pop() else { break };
                     let Some(node) = state.tree.nodes.get(&at) else { continue };
@@ -138,7 +137,7 @@ impl Namespace {
 
     /// The extended attributes that a node keeps, those that are computed left out; none of what is gone.
     pub fn xattrs_of(&self, node: NodeId) -> Vec<(Vec<u8>, Vec<u8>)> {
-        self.look(|state| {
+        self.state.look(|state| {
             let xattrs = state.tree.nodes.get(&node).and_then(|node| node.xattrs.as_ref());
             xattrs.map_or_else(Vec::new, |xattrs| xattrs.pairs())
         })
@@ -146,7 +145,7 @@ impl Namespace {
 
     /// The first path of a node, relative to the mount; empty for the root, none for what has no name.
     pub fn path_of(&self, node: NodeId) -> Option<Vec<u8>> {
-        self.look(|state| {
+        self.state.look(|state| {
             if node == ROOT {
                 return Some(Vec::new());
             }
@@ -157,7 +156,7 @@ impl Namespace {
     /// Where this machine's root can read, and for tests change, the host copy without the mount. Good for as long as
     /// this process has the file.
     pub fn host_path(&self, node: NodeId) -> Option<String> {
-        self.look(|state| {
+        self.state.look(|state| {
             let file = state.tree.nodes.get(&node)?.file().ok()?;
             Some(file.backing.as_ref()?.host_path())
         })
@@ -165,26 +164,7 @@ impl Namespace {
 
     /// The node at a path relative to the mount; symlinks are not followed.
     pub fn node_at(&self, path: &[u8]) -> Option<NodeId> {
-        self.look(|state| state.tree.resolve(path).ok())
-    }
-
-    /// Calls `act` for every node but the root, in the order of their numbers. Costs a pass over all nodes, in slices of the lock: a node that
-    /// is made meanwhile may be among them.
-    pub(super) fn for_each_node(&self, mut act: impl FnMut(&mut State, NodeId)) {
-        let mut after: NodeId = ROOT;
-        loop {
-            let last = self.look(|state| {
-                let range = (Bound::Excluded(after), Bound::Unbounded);
-                let ids: Vec<_> =
-                    state.tree.nodes.range(range).take(NODES_AT_ONCE).map(|(id, _)| *id).collect();
-                ids.iter().for_each(|id| act(state, *id));
-                ids.last().copied()
-            });
-            match last {
-                Some(last) => after = last,
-                None => return,
-            }
-        }
+        self.state.look(|state| state.tree.resolve(path).ok())
     }
 }
 

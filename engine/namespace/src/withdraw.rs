@@ -50,9 +50,9 @@ impl Namespace {
     #[must_use]
     pub fn leads_to(&self, files: &[Listed<'_>]) -> Leads {
         let listed: HashSet<&[u8]> = files.iter().map(|file| file.path.as_bytes()).collect();
-        let own = self.incarnation;
+        let own = self.state.incarnation;
         let chunk = |files: &[Listed<'_>]| {
-            self.look(|state| {
+            self.state.look(|state| {
                 files.iter().fold(Leads::default(), |sum, file| sum.and(state.leads(file, &listed, own)))
             })
         };
@@ -65,10 +65,10 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Io`] when the journal cannot be written; some names are gone then.
     pub fn withdraw(&self, files: &[Listed<'_>], directories: &[RelPath]) -> Result<usize, FsError> {
-        let now_ns = self.clock.now_ns();
+        let now_ns = self.state.now_ns();
         let mut gone = Vec::new();
         for files in files.chunks(NODES_AT_ONCE) {
-            self.change(|state| {
+            self.state.change(|state| {
                 gone.extend(files.iter().filter_map(|listed| state.withdraw(listed, now_ns)));
                 Ok(())
             })?;
@@ -77,7 +77,7 @@ impl Namespace {
         // The deepest first.
         let mut directories: Vec<_> = directories.iter().collect();
         directories.sort_by_key(|path| std::cmp::Reverse(path.as_bytes().len()));
-        self.change(|state| {
+        self.state.change(|state| {
             for path in directories {
                 let Some(parent) = state.parent_of(path) else { continue };
                 // One that is not empty, or no directory any more, is somebody's.
@@ -89,7 +89,7 @@ impl Namespace {
             }
             Ok(())
         })?;
-        if let Some(told) = self.withdrawn.get() {
+        if let Some(told) = self.state.withdrawn.get() {
             gone.into_iter().for_each(|(parent, name)| told(parent, name, None));
         }
         Ok(count)
@@ -99,7 +99,7 @@ impl Namespace {
     /// node where that lost its last name: the kernel remembers names for a while, and a node without any until it is short of
     /// memory. Once, before anything is withdrawn.
     pub fn tell_withdrawn(&self, told: Withdrawn) {
-        assert!(self.withdrawn.set(told).is_ok(), "one mount is told");
+        assert!(self.state.withdrawn.set(told).is_ok(), "one mount is told");
     }
 }
 

@@ -111,7 +111,7 @@ impl Namespace {
         if let Some(source) = self.source(name) {
             return source.get(node, name)?.ok_or(FsError::NoAttribute);
         }
-        self.look(|state| {
+        self.state.look(|state| {
             let xattrs = state.tree.node(node)?.xattrs.as_ref().ok_or(FsError::NoAttribute)?;
             xattrs.values.get(name).map(|value| value.to_vec()).ok_or(FsError::NoAttribute)
         })
@@ -137,8 +137,8 @@ impl Namespace {
         if is_computed(name) {
             return Err(FsError::NotPermitted);
         }
-        let limit = self.weight_limit();
-        self.change(|state| {
+        let limit = self.state.weight_limit();
+        self.state.change(|state| {
             let full = state.tree.weight_bytes + (name.len() + value.len()) as u64 > limit;
             let target = state.tree.node_mut(node)?;
             let old_bytes =
@@ -170,7 +170,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Stale`].
     pub fn listxattr(&self, node: NodeId) -> Result<Vec<Vec<u8>>, FsError> {
-        self.look(|state| {
+        self.state.look(|state| {
             let xattrs = state.tree.node(node)?.xattrs.as_ref();
             Ok(xattrs
                 .map_or_else(Vec::new, |xattrs| xattrs.values.keys().map(|name| name.to_vec()).collect()))
@@ -183,7 +183,7 @@ impl Namespace {
         if is_computed(name) {
             return Err(FsError::NotPermitted);
         }
-        self.change(|state| {
+        self.state.change(|state| {
             let target = state.tree.node_mut(node)?;
             let xattrs = target.xattrs.as_mut().ok_or(FsError::NoAttribute)?;
             let (key, old) = xattrs.values.remove_entry(name).ok_or(FsError::NoAttribute)?;
