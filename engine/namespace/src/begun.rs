@@ -5,7 +5,6 @@
 use super::node::Body;
 use super::writer::WriterId;
 use super::{Namespace, NodeId, State, is_hidden};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use tidemark_protocol::path::RelPath;
 
@@ -39,12 +38,6 @@ pub struct Unwritten {
 }
 
 impl Namespace {
-    /// Which directories were made since this was asked last; of very many the latest.
-    #[must_use]
-    pub fn take_made(&self) -> VecDeque<Made> {
-        self.state.look(|state| std::mem::take(&mut state.made))
-    }
-
     /// The content of a directory that holds nothing but directories, files in flight under a temporary name, and forewords; none
     /// where there is more, or nothing any more.
     #[must_use]

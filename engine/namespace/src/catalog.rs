@@ -7,10 +7,9 @@
 
 use super::file::File;
 use super::hidden::TORN;
-use super::{FsError, HIDDEN, Namespace, NodeId, OutgoingNode, ROOT, State, is_hidden, path_of_torn};
+use super::{HIDDEN, Namespace, NodeId, OutgoingNode, ROOT, State, is_hidden, path_of_torn};
 use std::collections::{BTreeSet, VecDeque};
 use tidemark_protocol::cluster::kept::{Process, ProcessFate, REMOVED_MAX};
-use tidemark_protocol::cluster::wire::NodeState;
 use tidemark_protocol::id::{FileId, Incarnation};
 
 /// A node with the directories that have it, and what it is called there.
@@ -152,32 +151,6 @@ impl Namespace {
         })
     }
 
-    /// The coordinator says that these files have no name any more: their names here go, and copies of them.
-    pub fn end_removed(&self, files: &[FileId]) {
-        let now_ns = self.state.now_ns();
-        tracing::debug!(?files, "no name is left of them");
-        for file in files {
-            let ended = self.state.change(|state| {
-                state.mute();
-                state.forget_copies_of(*file);
-                let Some(node) = state.node_of(*file, self.state.incarnation) else { return Ok(()) };
-                for link in state.tree.node(node)?.links().collect::<Vec<_>>() {
-                    let Some(name) = state.tree.entry_at(link).map(|entry| entry.name.to_vec()) else {
-                        continue;
-                    };
-                    state.tree.unlink(link.parent, &name, now_ns)?;
-                    state.loses_name(link.parent, &name, node);
-                }
-                state.mark(node);
-                state.forsake(node);
-                Ok(())
-            });
-            if let Err(error) = ended {
-                tracing::error!(%file, %error, "a file that another node removed stays here");
-            }
-        }
-    }
-
     /// From now on changes are collected for [`Namespace::take_unkept`]; first of all everything that is there. `anew`: nothing of it is kept,
     /// so that the files that were removed before count, too.
     pub fn collect_unkept(&self, anew: bool) {
@@ -276,31 +249,6 @@ impl Namespace {
         for fate in fates.iter().filter(|fate| fate.home != self.state.incarnation) {
             known.set((fate.home, fate.process.0, fate.process.1), (fate.fate, fate.failed_at_ns));
         }
-    }
-
-    /// Brings the tree to what the last coordinator's was: `directories` with what is in them, parents first. What was done here after
-    /// `told` that coordinator did not know, and it stays. False where not all of it could be carried out, or journaled.
-    pub fn become_catalog(&self, directories: &[(Vec<u8>, Vec<NodeState>)], told: Moment) -> bool {
-        let mut is_complete = true;
-        for (path, found) in directories {
-            let settled = if path == HIDDEN {
-                // What else this node hides, copies above all, is no other's.
-                found.iter().try_for_each(|state| self.settle_name(HIDDEN, TORN, Some(state), told.names))
-            } else {
-                self.settle_names(path, found, told.names, told.next)
-            };
-            match settled {
-                Ok(()) => {}
-                // Removed here since, with all that was in it.
-                Err(FsError::NotFound) if is_complete => {}
-                Err(error) => {
-                    is_complete = false;
-                    let path = String::from_utf8_lossy(path);
-                    tracing::error!(%path, %error, "a directory of the catalog cannot be made here");
-                }
-            }
-        }
-        is_complete
     }
 }
 

@@ -261,6 +261,17 @@ impl Namespace {
                 .collect())
         })
     }
+
+    /// What is here of a file gives way last for so long, and to no prefetch: somebody is about to open it.
+    pub fn hold_prefetched(&self, node: NodeId, hold: Duration) {
+        self.state.look(|state| {
+            if let Ok(file) = state.file_mut(node)
+                && file.backing.is_some()
+            {
+                file.prefetched_until = Some(Instant::now() + hold);
+            }
+        });
+    }
 }
 
 impl State {

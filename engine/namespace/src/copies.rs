@@ -338,22 +338,6 @@ impl Namespace {
         });
         warmed.unwrap_or(false)
     }
-
-    /// The node of a file of the tree; none where nothing is named by it.
-    #[must_use]
-    pub fn node_of_file(&self, file: FileId) -> Option<NodeId> {
-        self.state.look(|state| state.node_of(file, self.state.incarnation))
-    }
-
-    /// The bytes of a file that is not COLD, whoever writes them.
-    #[must_use]
-    pub fn present(&self, node: NodeId) -> Option<Present> {
-        self.state.look(|state| {
-            let node = state.tree.node(node).ok()?;
-            let file = node.file().ok().filter(|file| !file.busy && node.link_count() > 0)?;
-            Some(Present { file: file.id, backing: Arc::clone(file.backing.as_ref()?) })
-        })
-    }
 }
 
 impl State {

@@ -6,7 +6,6 @@
 //! The kernel says once how a process ended, to whoever watched it. So an end goes to the journal when it is seen, whoever it is of: to
 //! find out whether a file names that process would cost a pass over all files. A snapshot and the next daemon keep those that a file names.
 
-use super::Namespace;
 use super::pidfd::Ended;
 use super::tree::Tree;
 use super::writer::WriterId;
@@ -92,31 +91,6 @@ impl Ends {
             Some((process, self.get(process)?))
         });
         ended.filter(move |(process, _)| told.insert(*process))
-    }
-}
-
-impl Namespace {
-    /// How a process ended; none while it runs, and where nobody knows.
-    #[must_use]
-    pub fn end(&self, writer: &WriterId) -> Option<End> {
-        self.writers.end(writer)
-    }
-
-    /// Closes the descriptors of writing processes that have ended, and keeps how they did for the next daemon. Costs one poll of those
-    /// that are remembered, and a write of the journal where one has ended.
-    pub fn forget_ended_writers(&self) {
-        let ended = self.writers.forget_ended(self.state.now_ns());
-        if ended.is_empty() {
-            return;
-        }
-        let noted = self.state.change(|state| {
-            state.note_ends(&ended);
-            Ok(())
-        });
-        // This daemon knows them all the same, and the snapshot that mends the journal has them.
-        if let Err(error) = noted {
-            tracing::warn!(%error, ends = ended.len(), "the journal did not take how processes ended");
-        }
     }
 }
 

@@ -2,9 +2,12 @@
 //!
 //! Owns: the last word about each, and which words are not kept elsewhere. Does not own: finding out (each node about its own).
 
+use super::Namespace;
+use super::writer::WriterId;
 use std::collections::{BTreeMap, BTreeSet};
 use tidemark_protocol::cluster::kept::Process;
-use tidemark_protocol::cluster::wire::WireFate;
+use tidemark_protocol::cluster::wire::{WireFate, WriterFact};
+use tidemark_protocol::id::Incarnation;
 
 /// What became of a process on another node, and when it was seen to have failed.
 pub type FateOf = (WireFate, Option<i64>);
@@ -43,5 +46,38 @@ impl Fates {
     pub(super) fn collect_unkept(&mut self) {
         self.unkept = Some(self.known.keys().copied().collect());
         self.forgotten.clear();
+    }
+}
+
+impl Namespace {
+    /// What became of processes on another node.
+    pub fn take_fates(&self, fates: &[WriterFact], home: Incarnation) {
+        let mut known = self.fates.lock().expect(super::UNPOISONED);
+        for fact in fates {
+            known.set((home, fact.process.0, fact.process.1), (fact.fate, fact.failed_at_ns));
+        }
+        drop(known);
+        self.state.catalog_changed.notify_one();
+    }
+
+    /// A node is gone, and its processes with it.
+    pub fn end_fates(&self, home: Incarnation, now_ns: i64) {
+        let mut known = self.fates.lock().expect(super::UNPOISONED);
+        let lives = known.known.range((home, 0, 0)..=(home, u32::MAX, u64::MAX));
+        let alive = lives.filter(|(_, fate)| fate.0 == WireFate::Alive).map(|(process, _)| *process);
+        for process in alive.collect::<Vec<_>>() {
+            known.set(process, (WireFate::Killed, Some(now_ns)));
+        }
+        drop(known);
+        self.state.catalog_changed.notify_one();
+    }
+
+    /// What became of a writer of another node.
+    #[must_use]
+    pub fn fate_elsewhere(&self, writer: &WriterId) -> Option<FateOf> {
+        let home = writer.home?;
+        let known = self.fates.lock().expect(super::UNPOISONED);
+        let fate = known.known.get(&(home, writer.tgid, writer.start_time_ticks));
+        Some(fate.copied().unwrap_or((WireFate::Gone, None)))
     }
 }

@@ -313,14 +313,6 @@ impl Namespace {
         })
     }
 
-    /// The journal has the directory's entries already: each was journaled before its call returned.
-    ///
-    /// # Errors
-    /// [`FsError::Stale`], [`FsError::NotDirectory`].
-    pub fn fsyncdir(&self, node: NodeId) -> Result<(), FsError> {
-        self.state.look(|state| state.tree.node(node)?.directory().map(|_| ()))
-    }
-
     /// fallocate(2) on a writable handle. Modes besides 0, KEEP_SIZE, PUNCH_HOLE and ZERO_RANGE are unsupported.
     ///
     /// # Errors
@@ -378,6 +370,12 @@ impl Namespace {
             nodes,
             nodes_free: self.state.weight_limit().saturating_sub(weight) / 400,
         }
+    }
+
+    /// All open handles, for an adapter that takes a session up.
+    pub fn open_files(&self) -> Vec<OpenFile> {
+        let handles = self.state.look(|state| state.handles.numbers());
+        handles.into_iter().filter_map(|fh| self.handle(fh)).collect()
     }
 }
 

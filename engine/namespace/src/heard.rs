@@ -264,6 +264,12 @@ impl Namespace {
             tracing::error!(%error, "the journal did not take what was heard of other nodes");
         }
     }
+
+    /// The number of the node that is made next: numbers only rise.
+    #[must_use]
+    pub fn next_node(&self) -> NodeId {
+        self.state.look(|state| state.tree.next)
+    }
 }
 
 impl State {

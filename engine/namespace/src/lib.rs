@@ -37,6 +37,7 @@ mod names;
 mod node;
 mod open;
 mod outgoing;
+mod overwrite;
 mod pidfd;
 mod process;
 mod reader;
@@ -48,12 +49,15 @@ mod room;
 mod seal;
 mod session;
 mod snapshot;
+mod space;
 mod stale;
+mod standing;
 mod tree;
 mod unanswered;
 mod view;
 mod withdraw;
 mod writer;
+mod writers;
 mod xattr;
 
 pub use alive::{ask_anew, fate_of, is_alive, is_running};
@@ -399,12 +403,6 @@ impl Namespace {
         self.tier1.asked();
     }
 
-    /// Whether seals wait now, so that programs which ask for something have the processors. Costs a short lock.
-    pub fn seals_give_way(&self) -> bool {
-        let mut courtesy = self.seals.lock().expect(UNPOISONED);
-        courtesy.gives_way(self.tier1.asked_so_far(), Instant::now())
-    }
-
     /// Sets what predicts a new file's size in bytes from its path.
     pub fn set_prediction(&self, prediction: Prediction) {
         *self.prediction.write().expect(UNPOISONED) = Some(prediction);
@@ -421,24 +419,6 @@ impl Namespace {
     #[must_use]
     pub fn take_dirty(&self) -> Vec<NodeId> {
         self.state.look(|state| std::mem::take(&mut state.dirty)).into_iter().collect()
-    }
-
-    /// The processes that were launched with a writer and were there at `before_ns`; see [`Peers`].
-    #[must_use]
-    pub fn peers(&self, writer: &WriterId, before_ns: i64) -> Peers {
-        writer::peers(self.writers.proc_root(), writer, before_ns)
-    }
-
-    /// Whether a process has ended of which the kernel may still say how.
-    #[must_use]
-    pub fn is_end_awaited(&self, writer: &WriterId) -> bool {
-        self.writers.is_awaited(writer)
-    }
-
-    /// Who removed names of sealed files since this was asked last; of very many the latest.
-    #[must_use]
-    pub fn take_removers(&self) -> VecDeque<(FileId, Arc<WriterId>)> {
-        self.state.look(|state| std::mem::take(&mut state.removers))
     }
 }
 

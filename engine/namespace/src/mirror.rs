@@ -8,9 +8,10 @@
 //! and what was asked for. A file of another node is cold here until somebody opens it.
 
 use super::attributes::Teller;
+use super::catalog::Moment;
 use super::cold::AdoptEntry;
-use super::fates::FateOf;
 use super::file::File;
+use super::hidden::TORN;
 use super::node::{Body, Node};
 use super::outgoing::attributes;
 use super::writer::WriterId;
@@ -19,9 +20,7 @@ use super::{AdoptKind, FILE_MODE_BITS, FsError, HIDDEN, Namespace, NodeId, ROOT,
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
-use tidemark_protocol::cluster::wire::{
-    FileFacts, NameOperation, NodeAttributes, NodeKind, NodeState, WireFate, WriterFact,
-};
+use tidemark_protocol::cluster::wire::{FileFacts, NameOperation, NodeAttributes, NodeKind, NodeState};
 use tidemark_protocol::file::FileState;
 use tidemark_protocol::id::{FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
@@ -50,12 +49,6 @@ impl Remote {
 const SETTLED_AT_ONCE: usize = 256;
 
 impl Namespace {
-    /// The number of the node that is made next: numbers only rise.
-    #[must_use]
-    pub fn next_node(&self) -> NodeId {
-        self.state.look(|state| state.tree.next)
-    }
-
     /// Carries out what another node did to names, in order, as its publication of that number says; what cannot be done is passed over and
     /// said, since the other has done it. What was carried out before the daemon was killed is not carried out again.
     ///
@@ -207,35 +200,55 @@ impl Namespace {
         })
     }
 
-    /// What became of processes on another node.
-    pub fn take_fates(&self, fates: &[WriterFact], home: Incarnation) {
-        let mut known = self.fates.lock().expect(super::UNPOISONED);
-        for fact in fates {
-            known.set((home, fact.process.0, fact.process.1), (fact.fate, fact.failed_at_ns));
+    /// The coordinator says that these files have no name any more: their names here go, and copies of them.
+    pub fn end_removed(&self, files: &[FileId]) {
+        let now_ns = self.state.now_ns();
+        tracing::debug!(?files, "no name is left of them");
+        for file in files {
+            let ended = self.state.change(|state| {
+                state.mute();
+                state.forget_copies_of(*file);
+                let Some(node) = state.node_of(*file, self.state.incarnation) else { return Ok(()) };
+                for link in state.tree.node(node)?.links().collect::<Vec<_>>() {
+                    let Some(name) = state.tree.entry_at(link).map(|entry| entry.name.to_vec()) else {
+                        continue;
+                    };
+                    state.tree.unlink(link.parent, &name, now_ns)?;
+                    state.loses_name(link.parent, &name, node);
+                }
+                state.mark(node);
+                state.forsake(node);
+                Ok(())
+            });
+            if let Err(error) = ended {
+                tracing::error!(%file, %error, "a file that another node removed stays here");
+            }
         }
-        drop(known);
-        self.state.catalog_changed.notify_one();
     }
 
-    /// A node is gone, and its processes with it.
-    pub fn end_fates(&self, home: Incarnation, now_ns: i64) {
-        let mut known = self.fates.lock().expect(super::UNPOISONED);
-        let lives = known.known.range((home, 0, 0)..=(home, u32::MAX, u64::MAX));
-        let alive = lives.filter(|(_, fate)| fate.0 == WireFate::Alive).map(|(process, _)| *process);
-        for process in alive.collect::<Vec<_>>() {
-            known.set(process, (WireFate::Killed, Some(now_ns)));
+    /// Brings the tree to what the last coordinator's was: `directories` with what is in them, parents first. What was done here after
+    /// `told` that coordinator did not know, and it stays. False where not all of it could be carried out, or journaled.
+    pub fn become_catalog(&self, directories: &[(Vec<u8>, Vec<NodeState>)], told: Moment) -> bool {
+        let mut is_complete = true;
+        for (path, found) in directories {
+            let settled = if path == HIDDEN {
+                // What else this node hides, copies above all, is no other's.
+                found.iter().try_for_each(|state| self.settle_name(HIDDEN, TORN, Some(state), told.names))
+            } else {
+                self.settle_names(path, found, told.names, told.next)
+            };
+            match settled {
+                Ok(()) => {}
+                // Removed here since, with all that was in it.
+                Err(FsError::NotFound) if is_complete => {}
+                Err(error) => {
+                    is_complete = false;
+                    let path = String::from_utf8_lossy(path);
+                    tracing::error!(%path, %error, "a directory of the catalog cannot be made here");
+                }
+            }
         }
-        drop(known);
-        self.state.catalog_changed.notify_one();
-    }
-
-    /// What became of a writer of another node.
-    #[must_use]
-    pub fn fate_elsewhere(&self, writer: &WriterId) -> Option<FateOf> {
-        let home = writer.home?;
-        let known = self.fates.lock().expect(super::UNPOISONED);
-        let fate = known.known.get(&(home, writer.tgid, writer.start_time_ticks));
-        Some(fate.copied().unwrap_or((WireFate::Gone, None)))
+        is_complete
     }
 }
 

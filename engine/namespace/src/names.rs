@@ -309,16 +309,6 @@ impl Namespace {
         })
     }
 
-    /// When the directory at a path, relative to the mount, got its name by rename; none for one that was made under it,
-    /// and for what is no directory.
-    pub fn renamed_ns(&self, path: &[u8]) -> Option<i64> {
-        let node = self.node_at(path)?;
-        self.state
-            .look(|state| state.tree.node(node)?.directory().map(|directory| directory.renamed_ns))
-            .ok()
-            .filter(|renamed_ns| *renamed_ns != 0)
-    }
-
     /// A listing holds nothing but its cookie, so there is nothing to give back.
     pub fn releasedir(&self, _node: NodeId) {}
 
@@ -327,26 +317,12 @@ impl Namespace {
         self.state.look(|state| state.names_of(node))
     }
 
-    /// The paths in sight of a file besides the one at which it is; none of what is no file, or has too many.
-    #[must_use]
-    pub fn other_names(&self, path: &[u8]) -> Vec<Vec<u8>> {
-        self.state
-            .look(|state| {
-                let node = state.tree.resolve(path).ok()?;
-                state.other_names(node, path)
-            })
-            .unwrap_or_default()
-    }
-
-    /// The directory above a node; the root's is the root.
+    /// The journal has the directory's entries already: each was journaled before its call returned.
     ///
     /// # Errors
-    /// [`FsError::Stale`].
-    pub fn parent(&self, node: NodeId) -> Result<NodeId, FsError> {
-        self.state.look(|state| {
-            state.tree.node(node)?;
-            Ok(state.tree.parent(node).unwrap_or(super::ROOT))
-        })
+    /// [`FsError::Stale`], [`FsError::NotDirectory`].
+    pub fn fsyncdir(&self, node: NodeId) -> Result<(), FsError> {
+        self.state.look(|state| state.tree.node(node)?.directory().map(|_| ()))
     }
 }
 

@@ -8,24 +8,23 @@
 //! new node with the same inode number (`stale`). An open that comes back without a look-up has no name: it came by
 //! `/proc/self/fd` or by a handle. There the bytes are changed where they are, as on every file system.
 
-use super::attr::{Attr, attr_of_new, freeze, observe, rebase};
+use super::attr::{Attr, attr_of_new, observe, rebase};
 use super::cold::ColdFile;
 use super::file::File;
 use super::guarded::own_file;
 use super::handle::OpenFile;
 use super::node::{Body, Node};
 use super::outgoing::attributes;
-use super::reclaim::{Candidate, Place};
+use super::reclaim::Candidate;
 use super::session::Answer;
 use super::stale::{Patience, Spared};
 use super::{Caller, FILE_MODE_BITS, FsError, Namespace, NodeId, State, is_hidden};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use tidemark_protocol::cluster::wire::NameOperation;
-use tidemark_protocol::error::ErrorKind;
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::{FileId, Generation, Incarnation};
-use tidemark_tier1::{Backing, Tier1Error};
+use tidemark_tier1::Backing;
 
 /// What an open came to.
 #[derive(Debug)]
@@ -43,11 +42,6 @@ const WRITE_ONLY: i32 = 0o1;
 const TRUNCATE: i32 = 0o1000;
 const EXCLUSIVE: i32 = 0o200;
 const EXECUTES: i32 = 0o40;
-
-/// Bytes copied at a time when a frozen file is opened for update.
-const COPY_BYTES: usize = 4 << 20;
-/// Room made for a file of unknown size: what a backing file begins with.
-const UNKNOWN_SIZE_ROOM_BYTES: u64 = 2 << 20;
 
 /// How bytes are made ready to be changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,12 +171,6 @@ impl Namespace {
             return Err(error);
         }
         Ok(made)
-    }
-
-    /// How often a program opened a file for writing that has no number in this process's pid namespace; only rises.
-    #[must_use]
-    pub fn writers_unseen(&self) -> u64 {
-        self.writers.unseen()
     }
 
     fn open_existing(
@@ -347,154 +335,6 @@ impl Namespace {
             None => self.open_for_reading(caller, node),
         }
     }
-
-    /// A backing file from the pool; makes room once when there is none.
-    pub(super) fn new_backing(&self, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, FsError> {
-        Ok(self.backing_for(predicted_bytes)?)
-    }
-
-    /// A backing file in memory, for which others give way; else in the spill, where there is one.
-    ///
-    /// # Errors
-    /// [`Tier1Error::NoSpace`], [`Tier1Error::SpillFull`] when neither has room now: see [`Namespace::room_wait`].
-    pub fn backing_for(&self, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, Tier1Error> {
-        self.backing_from(predicted_bytes, |bytes| self.make_room(bytes))
-    }
-
-    /// The same for a prefetch, for which nothing that was prefetched gives way.
-    ///
-    /// # Errors
-    /// As [`Namespace::backing_for`].
-    pub fn backing_for_prefetch(&self, size_bytes: u64) -> Result<Arc<Backing>, Tier1Error> {
-        self.backing_from(Some(size_bytes), |bytes| self.make_room_gently(bytes))
-    }
-
-    fn backing_from(
-        &self,
-        predicted_bytes: Option<u64>,
-        make_room: impl FnOnce(u64) -> u64,
-    ) -> Result<Arc<Backing>, Tier1Error> {
-        let is_full = |error: &Tier1Error| error.kind() == ErrorKind::NoSpace;
-        let spills = self.tier1.has_spill();
-        if self.tier1.is_outgrown(predicted_bytes) {
-            match self.tier1.create_spilled(predicted_bytes) {
-                Err(error) if is_full(&error) => {}
-                made => return made,
-            }
-        }
-        match self.tier1.create(predicted_bytes) {
-            Err(error) if is_full(&error) => {}
-            made => return made,
-        }
-        let wanted = predicted_bytes.unwrap_or_else(|| self.tier1.unknown_bytes());
-        make_room(wanted.max(UNKNOWN_SIZE_ROOM_BYTES));
-        match self.tier1.create(predicted_bytes) {
-            Err(error) if is_full(&error) && spills => {}
-            made => return made,
-        }
-        match self.tier1.create_spilled(predicted_bytes) {
-            Err(error) if is_full(&error) => {
-                self.make_room_in(Place::Spill, wanted.max(UNKNOWN_SIZE_ROOM_BYTES));
-                self.tier1.create_spilled(predicted_bytes)
-            }
-            made => made,
-        }
-    }
-
-    /// How large the last file of this node's name was; 0 when nobody knows.
-    pub(super) fn expected_bytes(&self, node: NodeId) -> u64 {
-        self.path_of(node).and_then(|path| self.predict(&path)).unwrap_or(0)
-    }
-
-    fn predict(&self, path: &[u8]) -> Option<u64> {
-        self.prediction.read().expect(super::UNPOISONED).as_ref().and_then(|predict| predict(path))
-    }
-
-    /// An empty backing file for a file that is written anew, of the expected size where there is room for that beside
-    /// the old bytes.
-    pub(super) fn prepare_overwrite(&self, expected_bytes: u64) -> Result<Option<Arc<Backing>>, FsError> {
-        match self.new_backing(Some(expected_bytes)) {
-            Err(FsError::NoSpace) => self.new_backing(Some(0)).map(Some),
-            made => made.map(Some),
-        }
-    }
-
-    /// Promises a file that is saved over the size that it had ([`OpenFile::awaits_bytes`]), and waits, bounded, for the room: after
-    /// whatever else the opener keeps has been given back. Only a guess goes unfulfilled where there is none: the new bytes may be fewer.
-    pub fn wait_for_expected(&self, file: &OpenFile) {
-        let (backing, bytes) = (&file.backing, file.awaits_bytes);
-        if bytes == 0 {
-            return;
-        }
-        let mut wait = self.room_wait();
-        loop {
-            match backing.reserve(bytes) {
-                Ok(()) => return,
-                Err(error) => {
-                    self.make_room_in(Place::of(backing), bytes);
-                    if !wait.again() {
-                        tracing::warn!(%error, "an overwritten file begins without the room that it had");
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Does, outside the lock, what a change needs: the busy mark keeps everyone else off these bytes.
-    pub(super) fn prepare(
-        &self,
-        node: NodeId,
-        change: Change,
-        new_size_bytes: u64,
-        old_size_bytes: u64,
-    ) -> Result<Option<Arc<Backing>>, FsError> {
-        let (old, opens) = self
-            .state
-            .look(|state| state.tree.node(node)?.file().map(|file| (file.backing.clone(), file.opens)))?;
-        match change {
-            Change::InPlace => {
-                if new_size_bytes != old_size_bytes {
-                    let old = old.ok_or(FsError::Stale)?;
-                    self.state.look(|state| freeze(state.tree.node_mut(node)?))?;
-                    return match self.grow(&old, old_size_bytes, new_size_bytes) {
-                        // While it is open the kernel allows it no other backing file.
-                        Err(FsError::NoSpace)
-                            if opens == 0 && !old.is_spilled() && self.tier1.has_spill() =>
-                        {
-                            let fresh = self.tier1.create_spilled(Some(new_size_bytes))?;
-                            copy(&old, &fresh, old_size_bytes)?;
-                            fresh.set_len(new_size_bytes)?;
-                            Ok(Some(fresh))
-                        }
-                        grown => grown.map(|()| None),
-                    };
-                }
-                Ok(None)
-            }
-            Change::NewBacking { keep_bytes } | Change::NewNode { keep_bytes } => {
-                let fresh = self.new_backing(Some(new_size_bytes))?;
-                if let (Some(old), true) = (old, keep_bytes > 0) {
-                    copy(&old, &fresh, keep_bytes)?;
-                }
-                if new_size_bytes != keep_bytes {
-                    self.grow(&fresh, keep_bytes, new_size_bytes)?;
-                }
-                Ok(Some(fresh))
-            }
-        }
-    }
-
-    /// Sets a length. Tier-1 admits what it grows by; where it cannot, room is made once.
-    fn grow(&self, backing: &Arc<Backing>, old_bytes: u64, new_bytes: u64) -> Result<(), FsError> {
-        match backing.set_len(new_bytes).map_err(FsError::from) {
-            Err(FsError::NoSpace) if new_bytes > old_bytes => {
-                self.make_room_in(Place::of(backing), new_bytes - old_bytes);
-                Ok(backing.set_len(new_bytes)?)
-            }
-            set => set,
-        }
-    }
 }
 
 impl State {
@@ -634,26 +474,4 @@ impl State {
         self.release_unreachable(old);
         Ok(id)
     }
-}
-
-fn copy(from: &Backing, to: &Backing, len_bytes: u64) -> Result<(), FsError> {
-    let mut buffer = vec![0; COPY_BYTES.min(usize::try_from(len_bytes).unwrap_or(COPY_BYTES))];
-    let mut offset = 0;
-    while offset < len_bytes {
-        let want = usize::try_from(len_bytes - offset).map_or(buffer.len(), |left| left.min(buffer.len()));
-        let read = from.read_at(&mut buffer[..want], offset)?;
-        if read == 0 {
-            break; // Someone shortened it after its size was read; what is beyond reads as zeros.
-        }
-        let mut written = 0;
-        while written < read {
-            let wrote = to.write_at(&buffer[written..read], offset + written as u64)?;
-            if wrote == 0 {
-                return Err(FsError::NoSpace);
-            }
-            written += wrote;
-        }
-        offset += read as u64;
-    }
-    Ok(())
 }

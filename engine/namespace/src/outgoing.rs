@@ -15,8 +15,8 @@ use super::{FileState, FileView, Namespace, NodeId, ROOT, State, is_hidden};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttributes};
-use tidemark_protocol::id::{FileId, Incarnation};
-use tidemark_protocol::path::{join, split};
+use tidemark_protocol::id::Incarnation;
+use tidemark_protocol::path::split;
 
 /// Names whose last operation is remembered: far more than change while one question is on its way.
 const RECENT_MAX: usize = 1 << 14;
@@ -335,16 +335,6 @@ impl Namespace {
         }
     }
 
-    /// The node on which a file is being written, of whose bytes nothing was heard yet.
-    #[must_use]
-    pub fn begun_elsewhere(&self, node: NodeId) -> Option<Incarnation> {
-        self.state.look(|state| {
-            let file = state.tree.node(node).ok()?.file().ok()?;
-            let remote = file.remote.as_ref().filter(|_| file.size_bytes == 0)?;
-            matches!(remote.state, FileState::Open { .. }).then_some(remote.home)
-        })
-    }
-
     /// Wakes whoever tells others, whether there is something or not.
     pub fn told_again(&self) {
         self.state.told.notify_one();
@@ -355,119 +345,10 @@ impl Namespace {
         self.state.told.notified().await;
     }
 
-    /// All that is in sight with all its names, parents before what is in them. Costs the size of the tree, in slices of the lock.
-    #[must_use]
-    pub fn whole_tree(&self) -> Vec<OutgoingNode> {
-        let mut nodes = Vec::new();
-        self.state.for_each_node(|state, id| {
-            let Some(found) = state.outgoing_node(id) else { return };
-            state.note_begun(id, Some(&found));
-            nodes.push(OutgoingNode { other_names: state.other_names(id, &found.path), ..found });
-        });
-        nodes.sort_unstable_by(|one, other| one.path.cmp(&other.path));
-        nodes
-    }
-
-    /// The node that a directory has under a name, where there is one.
-    #[must_use]
-    pub fn child_number(&self, parent: NodeId, name: &[u8]) -> Option<NodeId> {
-        self.state.look(|state| state.tree.child(parent, name).ok())
-    }
-
-    /// The same where it is a directory.
-    #[must_use]
-    pub fn child_directory(&self, parent: NodeId, name: &[u8]) -> Option<NodeId> {
-        self.state.look(|state| {
-            let node = state.tree.child(parent, name).ok()?;
-            state.tree.node(node).ok()?.is_directory().then_some(node)
-        })
-    }
-
-    /// Whether nothing is known in a directory.
-    #[must_use]
-    pub fn is_empty_directory(&self, directory: NodeId) -> bool {
-        self.state.look(|state| {
-            let body = state.tree.nodes.get(&directory).map(|node| &node.body);
-            matches!(body, Some(Body::Directory(directory)) if directory.by_cookie.is_empty())
-        })
-    }
-
-    /// A directory and those below it that are known here; none where they are more than `most`.
-    #[must_use]
-    pub fn directories_below(&self, directory: NodeId, most: usize) -> Option<Vec<NodeId>> {
-        self.state.look(|state| {
-            let mut found = vec![directory];
-            let mut next = 0;
-            while let Some(at) = found.get(next).copied() {
-                next += 1;
-                let directory = state.tree.node(at).ok()?.directory().ok()?;
-                let below = directory.subdirectories as usize;
-                if found.len() + below > most {
-                    return None;
-                }
-                let entries = directory.by_cookie.values().map(|entry| entry.node);
-                let is_directory = |node: &NodeId| state.tree.node(*node).is_ok_and(Node::is_directory);
-                // Most have none below them, and their files need not be looked at.
-                found.extend(entries.filter(is_directory).take(below));
-            }
-            Some(found)
-        })
-    }
-
-    /// Whether the name is here.
-    #[must_use]
-    pub fn has_name(&self, parent: NodeId, name: &[u8]) -> bool {
-        self.state.look(|state| state.tree.child(parent, name).is_ok())
-    }
-
     /// Nanoseconds since 1970 by this node's clock.
     #[must_use]
     pub fn now_ns(&self) -> i64 {
         self.state.now_ns()
-    }
-
-    /// One node in sight by its path.
-    #[must_use]
-    pub fn outgoing_at(&self, path: &[u8]) -> Option<OutgoingNode> {
-        self.state.look(|state| {
-            let node = state.tree.resolve(path).ok()?;
-            let mut found = state.outgoing_node(node)?;
-            path.clone_into(&mut found.path);
-            found.other_names = state.other_names(node, path);
-            Some(found)
-        })
-    }
-
-    /// One file by its identity.
-    #[must_use]
-    pub fn outgoing_file(&self, file: FileId) -> Option<OutgoingNode> {
-        self.state.look(|state| state.outgoing_node(state.node_of(file, self.state.incarnation)?))
-    }
-
-    /// The same, in sight or not.
-    #[must_use]
-    pub fn outgoing_anywhere(&self, file: FileId) -> Option<OutgoingNode> {
-        self.state.look(|state| {
-            let node = state.node_of(file, self.state.incarnation)?;
-            let path = state.tree.path(state.tree.node(node).ok()?.first_link()?)?;
-            state.outgoing_node(node).or_else(|| state.outgoing_under(node, path))
-        })
-    }
-
-    /// The nodes in a directory; none where it is not one.
-    #[must_use]
-    pub fn outgoing_in(&self, path: &[u8]) -> Option<Vec<OutgoingNode>> {
-        self.state.look(|state| {
-            let directory = state.tree.resolve(path).ok()?;
-            let entries = &state.tree.node(directory).ok()?.directory().ok()?.by_cookie;
-            let found = entries.values().filter_map(|entry| {
-                let mut found = state.outgoing_node(entry.node)?;
-                found.path = join(path, &entry.name);
-                found.other_names = state.other_names(entry.node, &found.path);
-                (!is_hidden(&found.path)).then_some(found)
-            });
-            Some(found.collect())
-        })
     }
 }
 
@@ -543,7 +424,7 @@ impl State {
     }
 
     /// A node was told as it stands.
-    fn note_begun(&mut self, node: NodeId, told: Option<&OutgoingNode>) {
+    pub(super) fn note_begun(&mut self, node: NodeId, told: Option<&OutgoingNode>) {
         let Some(outgoing) = &mut self.outgoing else { return };
         let is_begun = told.is_some_and(|told| match &told.body {
             OutgoingBody::File(view) => {
@@ -615,7 +496,7 @@ impl State {
         self.path_in_sight(id).is_some()
     }
 
-    fn outgoing_node(&self, id: NodeId) -> Option<OutgoingNode> {
+    pub(super) fn outgoing_node(&self, id: NodeId) -> Option<OutgoingNode> {
         self.outgoing_under(id, self.path_in_sight(id)?)
     }
 

@@ -4,7 +4,7 @@
 //! node's visibility).
 
 use super::writer::process_of;
-use super::{Namespace, NodeId, UNPOISONED};
+use super::{NodeId, UNPOISONED};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -62,6 +62,15 @@ impl Readers {
     }
 }
 
+impl Readers {
+    /// The files that any thread of these processes opened for reading, of the latest of each.
+    pub(super) fn opened_by(&self, processes: &BTreeSet<(u32, u64)>) -> BTreeSet<NodeId> {
+        let threads = self.threads.lock().expect(UNPOISONED);
+        let theirs = threads.values().filter(|reader| processes.contains(&reader.process));
+        theirs.flat_map(|reader| &reader.opened).copied().collect()
+    }
+}
+
 impl Reader {
     fn add(&mut self, node: NodeId) {
         if self.opened.contains(&node) {
@@ -71,15 +80,6 @@ impl Reader {
             self.opened.pop_front();
         }
         self.opened.push_back(node);
-    }
-}
-
-impl Namespace {
-    /// The files that any thread of these processes opened for reading, of the latest of each.
-    pub fn opened_by(&self, processes: &BTreeSet<(u32, u64)>) -> BTreeSet<NodeId> {
-        let threads = self.readers.threads.lock().expect(UNPOISONED);
-        let theirs = threads.values().filter(|reader| processes.contains(&reader.process));
-        theirs.flat_map(|reader| &reader.opened).copied().collect()
     }
 }
 

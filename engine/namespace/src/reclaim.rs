@@ -6,7 +6,7 @@ use super::file::{File, ObjectCopy};
 use super::{FsError, Namespace, NodeId, ReclaimClass, State};
 use std::ops::Bound;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::replication::GAVE_WAY;
@@ -201,17 +201,6 @@ impl Namespace {
             after = last;
         }
         freed
-    }
-
-    /// What is here of a file gives way last for so long, and to no prefetch: somebody is about to open it.
-    pub fn hold_prefetched(&self, node: NodeId, hold: Duration) {
-        self.state.look(|state| {
-            if let Ok(file) = state.file_mut(node)
-                && file.backing.is_some()
-            {
-                file.prefetched_until = Some(Instant::now() + hold);
-            }
-        });
     }
 
     /// Reclaims one host copy; returns its bytes. The caller has decided; the class is not asked.

@@ -4,9 +4,10 @@
 //! hashing (the node loop).
 
 use super::file::SealHold;
-use super::{FsError, Namespace, NodeId, ROOT, State};
+use super::{FsError, Namespace, NodeId, ROOT, State, UNPOISONED};
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 use tidemark_content::Judgement;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::file::Readers;
@@ -350,6 +351,12 @@ impl Namespace {
             Ok(())
         });
         stepped.is_ok()
+    }
+
+    /// Whether seals wait now, so that programs which ask for something have the processors. Costs a short lock.
+    pub fn seals_give_way(&self) -> bool {
+        let mut courtesy = self.seals.lock().expect(UNPOISONED);
+        courtesy.gives_way(self.tier1.asked_so_far(), Instant::now())
     }
 }
 

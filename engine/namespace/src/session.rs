@@ -8,7 +8,6 @@
 //! gives the answer without doing the work again. Once the answer is out, the number is forgotten.
 
 use super::attr::{Attr, attr};
-use super::handle::OpenFile;
 use super::{FsError, Namespace, NodeId, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -144,11 +143,5 @@ impl Namespace {
     pub fn backing_ids(&self) -> Vec<(u64, u32)> {
         self.state
             .look(|state| state.session.backing_ids.iter().map(|(backing, id)| (*backing, *id)).collect())
-    }
-
-    /// All open handles, for an adapter that takes a session up.
-    pub fn open_files(&self) -> Vec<OpenFile> {
-        let handles = self.state.look(|state| state.handles.numbers());
-        handles.into_iter().filter_map(|fh| self.handle(fh)).collect()
     }
 }

@@ -3,12 +3,14 @@
 //! Owns: [`FileView`], how paths are found, and the pass over all nodes. Does not own: what follows from it.
 
 use super::attr::observe;
+use super::copies::Present;
 use super::file::ObjectCopy;
 use super::mirror::Remote;
 use super::node::{Body, Node};
 use super::writer::WriterId;
 use super::{FileState, HIDDEN, ROOT, ReclaimClass};
-use super::{Namespace, NodeId, State};
+use super::{FsError, Namespace, NodeId, State};
+use std::sync::Arc;
 use tidemark_content::Judgement;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::manifest::{Attributes, Base64};
@@ -165,6 +167,54 @@ impl Namespace {
     /// The node at a path relative to the mount; symlinks are not followed.
     pub fn node_at(&self, path: &[u8]) -> Option<NodeId> {
         self.state.look(|state| state.tree.resolve(path).ok())
+    }
+
+    /// When the directory at a path, relative to the mount, got its name by rename; none for one that was made under it,
+    /// and for what is no directory.
+    pub fn renamed_ns(&self, path: &[u8]) -> Option<i64> {
+        let node = self.node_at(path)?;
+        self.state
+            .look(|state| state.tree.node(node)?.directory().map(|directory| directory.renamed_ns))
+            .ok()
+            .filter(|renamed_ns| *renamed_ns != 0)
+    }
+
+    /// The paths in sight of a file besides the one at which it is; none of what is no file, or has too many.
+    #[must_use]
+    pub fn other_names(&self, path: &[u8]) -> Vec<Vec<u8>> {
+        self.state
+            .look(|state| {
+                let node = state.tree.resolve(path).ok()?;
+                state.other_names(node, path)
+            })
+            .unwrap_or_default()
+    }
+
+    /// The directory above a node; the root's is the root.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`].
+    pub fn parent(&self, node: NodeId) -> Result<NodeId, FsError> {
+        self.state.look(|state| {
+            state.tree.node(node)?;
+            Ok(state.tree.parent(node).unwrap_or(ROOT))
+        })
+    }
+
+    /// The node of a file of the tree; none where nothing is named by it.
+    #[must_use]
+    pub fn node_of_file(&self, file: FileId) -> Option<NodeId> {
+        self.state.look(|state| state.node_of(file, self.state.incarnation))
+    }
+
+    /// The bytes of a file that is not COLD, whoever writes them.
+    #[must_use]
+    pub fn present(&self, node: NodeId) -> Option<Present> {
+        self.state.look(|state| {
+            let node = state.tree.node(node).ok()?;
+            let file = node.file().ok().filter(|file| !file.busy && node.link_count() > 0)?;
+            Some(Present { file: file.id, backing: Arc::clone(file.backing.as_ref()?) })
+        })
     }
 }
 

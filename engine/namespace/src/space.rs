@@ -1,0 +1,102 @@
+//! Backing files for bytes that are to be written, and the room for them.
+//!
+//! Owns: which of memory and spill a file gets, and that others give way once for it. Does not own: who gives way (`reclaim`), waiting
+//! (`room`), the memory (`tier1`).
+
+use super::handle::OpenFile;
+use super::reclaim::Place;
+use super::{FsError, Namespace};
+use std::sync::Arc;
+use tidemark_protocol::error::ErrorKind;
+use tidemark_tier1::{Backing, Tier1Error};
+
+/// Room made for a file of unknown size: what a backing file begins with.
+const UNKNOWN_SIZE_ROOM_BYTES: u64 = 2 << 20;
+
+impl Namespace {
+    /// A backing file from the pool; makes room once when there is none.
+    pub(super) fn new_backing(&self, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, FsError> {
+        Ok(self.backing_for(predicted_bytes)?)
+    }
+
+    /// A backing file in memory, for which others give way; else in the spill, where there is one.
+    ///
+    /// # Errors
+    /// [`Tier1Error::NoSpace`], [`Tier1Error::SpillFull`] when neither has room now: see [`Namespace::room_wait`].
+    pub fn backing_for(&self, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, Tier1Error> {
+        self.backing_from(predicted_bytes, |bytes| self.make_room(bytes))
+    }
+
+    /// The same for a prefetch, for which nothing that was prefetched gives way.
+    ///
+    /// # Errors
+    /// As [`Namespace::backing_for`].
+    pub fn backing_for_prefetch(&self, size_bytes: u64) -> Result<Arc<Backing>, Tier1Error> {
+        self.backing_from(Some(size_bytes), |bytes| self.make_room_gently(bytes))
+    }
+
+    fn backing_from(
+        &self,
+        predicted_bytes: Option<u64>,
+        make_room: impl FnOnce(u64) -> u64,
+    ) -> Result<Arc<Backing>, Tier1Error> {
+        let is_full = |error: &Tier1Error| error.kind() == ErrorKind::NoSpace;
+        let spills = self.tier1.has_spill();
+        if self.tier1.is_outgrown(predicted_bytes) {
+            match self.tier1.create_spilled(predicted_bytes) {
+                Err(error) if is_full(&error) => {}
+                made => return made,
+            }
+        }
+        match self.tier1.create(predicted_bytes) {
+            Err(error) if is_full(&error) => {}
+            made => return made,
+        }
+        let wanted = predicted_bytes.unwrap_or_else(|| self.tier1.unknown_bytes());
+        make_room(wanted.max(UNKNOWN_SIZE_ROOM_BYTES));
+        match self.tier1.create(predicted_bytes) {
+            Err(error) if is_full(&error) && spills => {}
+            made => return made,
+        }
+        match self.tier1.create_spilled(predicted_bytes) {
+            Err(error) if is_full(&error) => {
+                self.make_room_in(Place::Spill, wanted.max(UNKNOWN_SIZE_ROOM_BYTES));
+                self.tier1.create_spilled(predicted_bytes)
+            }
+            made => made,
+        }
+    }
+
+    /// Promises a file that is saved over the size that it had ([`OpenFile::awaits_bytes`]), and waits, bounded, for the room: after
+    /// whatever else the opener keeps has been given back. Only a guess goes unfulfilled where there is none: the new bytes may be fewer.
+    pub fn wait_for_expected(&self, file: &OpenFile) {
+        let (backing, bytes) = (&file.backing, file.awaits_bytes);
+        if bytes == 0 {
+            return;
+        }
+        let mut wait = self.room_wait();
+        loop {
+            match backing.reserve(bytes) {
+                Ok(()) => return,
+                Err(error) => {
+                    self.make_room_in(Place::of(backing), bytes);
+                    if !wait.again() {
+                        tracing::warn!(%error, "an overwritten file begins without the room that it had");
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sets a length. Tier-1 admits what it grows by; where it cannot, room is made once.
+    pub(super) fn grow(&self, backing: &Arc<Backing>, old_bytes: u64, new_bytes: u64) -> Result<(), FsError> {
+        match backing.set_len(new_bytes).map_err(FsError::from) {
+            Err(FsError::NoSpace) if new_bytes > old_bytes => {
+                self.make_room_in(Place::of(backing), new_bytes - old_bytes);
+                Ok(backing.set_len(new_bytes)?)
+            }
+            set => set,
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The processes that write, make, remove and read, as the node loop asks for them.
+//!
+//! Owns: handing over what calls noted of them. Does not own: identifying them (`writer`, `reader`), how they ended (`ends`), what follows
+//! (the node loop).
+
+use super::begun::Made;
+use super::ends::End;
+use super::writer::{self, Peers, WriterId};
+use super::{Namespace, NodeId};
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use tidemark_protocol::id::FileId;
+
+impl Namespace {
+    /// How often a program opened a file for writing that has no number in this process's pid namespace; only rises.
+    #[must_use]
+    pub fn writers_unseen(&self) -> u64 {
+        self.writers.unseen()
+    }
+
+    /// Which directories were made since this was asked last; of very many the latest.
+    #[must_use]
+    pub fn take_made(&self) -> VecDeque<Made> {
+        self.state.look(|state| std::mem::take(&mut state.made))
+    }
+
+    /// The files that any thread of these processes opened for reading, of the latest of each.
+    pub fn opened_by(&self, processes: &BTreeSet<(u32, u64)>) -> BTreeSet<NodeId> {
+        self.readers.opened_by(processes)
+    }
+
+    /// How a process ended; none while it runs, and where nobody knows.
+    #[must_use]
+    pub fn end(&self, writer: &WriterId) -> Option<End> {
+        self.writers.end(writer)
+    }
+
+    /// Closes the descriptors of writing processes that have ended, and keeps how they did for the next daemon. Costs one poll of those
+    /// that are remembered, and a write of the journal where one has ended.
+    pub fn forget_ended_writers(&self) {
+        let ended = self.writers.forget_ended(self.state.now_ns());
+        if ended.is_empty() {
+            return;
+        }
+        let noted = self.state.change(|state| {
+            state.note_ends(&ended);
+            Ok(())
+        });
+        // This daemon knows them all the same, and the snapshot that mends the journal has them.
+        if let Err(error) = noted {
+            tracing::warn!(%error, ends = ended.len(), "the journal did not take how processes ended");
+        }
+    }
+
+    /// The processes that were launched with a writer and were there at `before_ns`; see [`Peers`].
+    #[must_use]
+    pub fn peers(&self, writer: &WriterId, before_ns: i64) -> Peers {
+        writer::peers(self.writers.proc_root(), writer, before_ns)
+    }
+
+    /// Whether a process has ended of which the kernel may still say how.
+    #[must_use]
+    pub fn is_end_awaited(&self, writer: &WriterId) -> bool {
+        self.writers.is_awaited(writer)
+    }
+
+    /// Who removed names of sealed files since this was asked last; of very many the latest.
+    #[must_use]
+    pub fn take_removers(&self) -> VecDeque<(FileId, Arc<WriterId>)> {
+        self.state.look(|state| std::mem::take(&mut state.removers))
+    }
+}
