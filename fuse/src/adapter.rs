@@ -70,7 +70,7 @@ impl Adapter {
 
     /// Returns the error of every change once the daemon keeps no more changes.
     fn keeps_nothing(&self) -> Option<Errno> {
-        self.ns().are_writers_refused().then_some(Errno::EROFS)
+        self.ns().gate().are_writers_refused().then_some(Errno::EROFS)
     }
 }
 
@@ -98,7 +98,7 @@ impl Filesystem for Adapter {
             return reply.entry(&attr::TTL_DEFAULT, &control.directory(), Generation(0));
         }
         if ControlDir::owns(parent.0) {
-            if let Some(torn) = self.ns().torn_directory().filter(|torn| torn.name == name) {
+            if let Some(torn) = self.ns().hidden().torn_directory().filter(|torn| torn.name == name) {
                 return self.shared.answer_entry(0, self.ns().lookup(torn.parent, name), reply);
             }
             return match control.lookup(name) {
@@ -159,7 +159,7 @@ impl Filesystem for Adapter {
 
     fn readlink(&self, _: &Request, node: INodeNo, reply: ReplyData) {
         self.count(Opcode::ReadLink);
-        match self.ns().readlink(node.0) {
+        match self.ns().names().readlink(node.0) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(error)),
         }
@@ -295,7 +295,7 @@ impl Filesystem for Adapter {
         }
         let (caller, node, flags) = (caller(request), node.0, flags.0);
         if flags & (libc::O_ACCMODE | libc::O_TRUNC) != libc::O_RDONLY {
-            if self.ns().are_writers_refused() {
+            if self.ns().gate().are_writers_refused() {
                 return self.shared.refuse_open(caller.request, FsError::ReadOnly, reply);
             }
             let workers = self.workers.clone();
@@ -398,7 +398,7 @@ impl Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         self.count(Opcode::Write);
-        if self.ns().are_writers_refused() {
+        if self.ns().gate().are_writers_refused() {
             return reply.error(Errno::EIO);
         }
         match self.shared.data() {
@@ -413,7 +413,7 @@ impl Filesystem for Adapter {
             return reply.ok();
         }
         let cut = closed_by(request.pid()).cut();
-        answer_empty(self.ns().flush(fh.0, &caller(request), cut), reply);
+        answer_empty(self.ns().handles().flush(fh.0, &caller(request), cut), reply);
     }
 
     fn release(
@@ -431,13 +431,13 @@ impl Filesystem for Adapter {
             self.shared.control.release(fh.0);
             return reply.ok();
         }
-        match self.ns().handle(fh.0) {
+        match self.ns().handles().handle(fh.0) {
             Some(file) => self.shared.data().released(&file),
             // Released before the previous daemon died.
             None if is_resent(request) => return reply.ok(),
             None => {}
         }
-        answer_empty(self.ns().release(fh.0), reply);
+        answer_empty(self.ns().handles().release(fh.0), reply);
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, _: bool, reply: ReplyEmpty) {
@@ -445,7 +445,7 @@ impl Filesystem for Adapter {
         if ControlDir::owns_handle(fh.0) {
             return reply.ok();
         }
-        answer_empty(self.ns().fsync(fh.0), reply);
+        answer_empty(self.ns().handles().fsync(fh.0), reply);
     }
 
     fn fallocate(
@@ -463,7 +463,7 @@ impl Filesystem for Adapter {
             return reply.error(refused);
         }
         let mode = mode.cast_unsigned();
-        answer_empty(self.ns().fallocate(&caller(request), fh.0, mode, offset, length), reply);
+        answer_empty(self.ns().handles().fallocate(&caller(request), fh.0, mode, offset, length), reply);
     }
 
     fn opendir(&self, _: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
@@ -476,7 +476,7 @@ impl Filesystem for Adapter {
             &self.shared,
             &self.workers,
             || Wanted::List { directory: node },
-            move |shared, leave| match leave.and_then(|_leave| shared.namespace.opendir(node)) {
+            move |shared, leave| match leave.and_then(|_leave| shared.namespace.names().opendir(node)) {
                 Ok(()) => reply.opened(FileHandle(shared.listings.open()), FopenFlags::empty()),
                 Err(error) => reply.error(errno(error)),
             },
@@ -510,7 +510,7 @@ impl Filesystem for Adapter {
         self.count(Opcode::ReleaseDir);
         if !ControlDir::owns(node.0) {
             self.shared.listings.close(fh.0);
-            self.ns().releasedir(node.0);
+            self.ns().names().releasedir(node.0);
         }
         reply.ok();
     }
@@ -520,12 +520,12 @@ impl Filesystem for Adapter {
         if ControlDir::owns(node.0) {
             return reply.ok();
         }
-        answer_empty(self.ns().fsyncdir(node.0), reply);
+        answer_empty(self.ns().names().fsyncdir(node.0), reply);
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         self.count(Opcode::StatFs);
-        let stat = self.ns().statfs();
+        let stat = self.ns().room().statfs();
         let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK_BYTES);
         let free = blocks(stat.free_bytes);
         reply.statfs(
@@ -562,8 +562,9 @@ impl Filesystem for Adapter {
         }
         let (node, flags) = (node.0, flags.cast_unsigned());
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
-        let done =
-            move |names: &Namespace, caller: &Caller| names.setxattr(node, &name, &value, flags, caller);
+        let done = move |names: &Namespace, caller: &Caller| {
+            names.xattrs().setxattr(node, &name, &value, flags, caller)
+        };
         set::xattr(&self.shared, &self.workers, caller(request), node, done, reply);
     }
 
@@ -578,7 +579,7 @@ impl Filesystem for Adapter {
             let name = name.as_bytes().to_vec();
             return self.workers.submit(Job::GetXattr { node: node.0, name, size, reply });
         }
-        match self.ns().getxattr(node.0, name.as_bytes()) {
+        match self.ns().xattrs().getxattr(node.0, name.as_bytes()) {
             Ok(value) => answer_bytes(&value, size, reply),
             Err(error) => reply.error(errno(error)),
         }
@@ -589,7 +590,7 @@ impl Filesystem for Adapter {
         if ControlDir::owns(node.0) {
             return answer_bytes(&[], size, reply);
         }
-        match self.ns().listxattr(node.0) {
+        match self.ns().xattrs().listxattr(node.0) {
             Ok(names) => {
                 let mut joined = names.join(&0u8);
                 if !joined.is_empty() {
@@ -613,7 +614,7 @@ impl Filesystem for Adapter {
             return self.shared.answer_done(request_id(request), Ok(()), reply);
         }
         let (node, name) = (node.0, name.as_bytes().to_vec());
-        let done = move |names: &Namespace, caller: &Caller| names.removexattr(node, &name, caller);
+        let done = move |names: &Namespace, caller: &Caller| names.xattrs().removexattr(node, &name, caller);
         set::xattr(&self.shared, &self.workers, caller(request), node, done, reply);
     }
 

@@ -52,7 +52,7 @@ impl Registry for Kernel {
     }
 
     fn note(&self, number: u64, id: Option<u32>) -> io::Result<()> {
-        self.namespace.note_backing_id(number, id).map_err(io::Error::other)
+        self.namespace.session().note_backing_id(number, id).map_err(io::Error::other)
     }
 }
 

@@ -249,7 +249,7 @@ fn do_job(shared: &Arc<Shared>, job: Job, onward: Option<&Onward>) {
         Job::Resize { caller, node, change, leave, reply } => {
             resize(shared, onward(), (caller, node, change), leave, reply);
         }
-        Job::GetXattr { node, name, size, reply } => match shared.namespace.getxattr(node, &name) {
+        Job::GetXattr { node, name, size, reply } => match shared.namespace.xattrs().getxattr(node, &name) {
             Ok(value) => answer_bytes(&value, size, reply),
             Err(error) => reply.error(errno(error)),
         },
@@ -283,7 +283,7 @@ fn open(
     reply: ReplyOpen,
 ) {
     let opened = shared.unless_departing(|| {
-        shared.namespace.wait_for_departures();
+        shared.namespace.room().wait_for_departures();
         open_to_write(shared, &caller, node, flags)
     });
     match opened {
@@ -318,7 +318,7 @@ fn answer_opened(
         Ok((OpenOutcome::Ready(file), leave)) => {
             // If another node opens the file from now on, that node must wait for the bytes that are written here.
             leave.announced();
-            shared.namespace.wait_for_expected(&file);
+            shared.namespace.room().wait_for_expected(&file);
             shared.answer_open(caller.request, &file, reply);
         }
         Ok((OpenOutcome::Unverified, _)) => {
@@ -365,7 +365,7 @@ fn resize(
     reply: ReplyAttr,
 ) {
     let resized = shared.unless_departing(|| {
-        shared.namespace.wait_for_departures();
+        shared.namespace.room().wait_for_departures();
         try_resize(shared, &caller, node, &change)
     });
     match resized {
@@ -387,11 +387,11 @@ fn resize(
 
 /// Sets a size once. If the namespace sends the kernel back to the names, the kernel has forgotten them when this returns.
 fn try_resize(shared: &Shared, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Resized, FsError> {
-    if keeps_bytes(change) && shared.namespace.is_unverified(node) {
+    if keeps_bytes(change) && shared.namespace.seals().is_unverified(node) {
         return Ok(Resized::Unverified);
     }
     match shared.namespace.setattr(caller, node, change) {
-        Err(FsError::Busy) => shared.namespace.cold(node).map(Resized::Cold).ok_or(FsError::Busy),
+        Err(FsError::Busy) => shared.namespace.hosts().cold(node).map(Resized::Cold).ok_or(FsError::Busy),
         Err(FsError::Stale) => {
             shared.forget_names(node);
             Err(FsError::Stale)
@@ -439,12 +439,12 @@ fn open_with_leave(
         let open = || shared.namespace.open(caller, node, flags);
         return when_room(shared, Leave::default(), open).map(|(opened, _leave)| opened);
     }
-    shared.namespace.wait_for_departures();
+    shared.namespace.room().wait_for_departures();
     let leave = gate::enter(shared, Wanted::Write { node })?;
     let (opened, leave) = when_room(shared, leave, || open_to_write(shared, caller, node, flags))?;
     if let OpenOutcome::Ready(file) = &opened {
         leave.announced();
-        shared.namespace.wait_for_expected(file);
+        shared.namespace.room().wait_for_expected(file);
     }
     Ok(opened)
 }
@@ -479,7 +479,7 @@ fn fetch_and_open(
 
 /// Verifies bytes that lay in Tier-1 while no daemon ran, before any program reads them.
 fn make_sure(shared: &Shared, node: NodeId) -> Result<(), FsError> {
-    if shared.namespace.is_unverified(node) { shared.host.verify(node) } else { Ok(()) }
+    if shared.namespace.seals().is_unverified(node) { shared.host.verify(node) } else { Ok(()) }
 }
 
 fn verify_and_open(shared: &Shared, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenFile, FsError> {

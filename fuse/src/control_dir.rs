@@ -104,7 +104,7 @@ impl ControlDir {
     pub(crate) fn fill(&self, namespace: &Namespace, (last, cookie): (u64, u64), reply: &mut ReplyDirectory) {
         let files =
             self.list().into_iter().map(|(node, name)| (node, FileType::RegularFile, name.into_bytes()));
-        let torn = namespace.torn_directory();
+        let torn = namespace.hidden().torn_directory();
         let torn = torn.map(|torn| (torn.node, FileType::Directory, torn.name.to_vec()));
         for (position, (node, kind, name)) in (last + 1..).zip(files.chain(torn)) {
             if position > cookie && reply.add(INodeNo(node), position, kind, OsStr::from_bytes(&name)) {
@@ -131,7 +131,7 @@ impl ControlDir {
                 return;
             }
         }
-        let torn = namespace.torn_directory().filter(|_| position + 1 > cookie);
+        let torn = namespace.hidden().torn_directory().filter(|_| position + 1 > cookie);
         let Some(torn) = torn else { return };
         let Ok(found) = namespace.lookup(torn.parent, torn.name) else { return };
         let (ttl, sent) = (attr::ttl(&found), attr::entry(&found, block_size));

@@ -123,7 +123,7 @@ impl Call {
     /// Carries out the call. For workers.
     pub(crate) fn go(self, shared: &Shared) {
         if self.is_short {
-            shared.namespace.wait_for_departures();
+            shared.namespace.room().wait_for_departures();
         }
         (self.act)(shared, enter_again(shared, self.wanted));
     }
@@ -151,11 +151,11 @@ fn get_guards(shared: &Shared, cluster: &Arc<Cluster>, wanted: &Wanted) -> Resul
         None => Vec::new(),
     };
     if let Wanted::RemoveDirectory { parent, name } = wanted
-        && let Some(directory) = shared.namespace.child_directory(*parent, name)
+        && let Some(directory) = shared.namespace.standing().child_directory(*parent, name)
     {
         // If the directory stays, no node is evicted from it: cleaning jobs try to remove directories that other nodes use.
         let _known = cluster.enter(Access::List { directory })?;
-        if !shared.namespace.is_empty_directory(directory) {
+        if !shared.namespace.standing().is_empty_directory(directory) {
             return Err(FsError::NotEmpty);
         }
     }
@@ -178,7 +178,7 @@ fn changed(wanted: &Wanted) -> Option<NodeId> {
 }
 
 fn try_by_name(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Option<Vec<Guard>> {
-    let names = shared.namespace.names_of(node);
+    let names = shared.namespace.nodes().names_of(node);
     let enter = |(parent, name): &(NodeId, Vec<u8>)| {
         let (access, held) = to_change(shared, cluster, *parent, name);
         Some(held.into_iter().chain([cluster.try_enter(access)?]).collect())
@@ -189,11 +189,11 @@ fn try_by_name(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Option<
 /// Gets leave by a name of the node that still exists. A single such name is enough: the file may have further names here that other nodes
 /// removed without this node's knowledge. If none exists, the kernel looks its path up again.
 fn enter_by_name(shared: &Shared, cluster: &Arc<Cluster>, node: NodeId) -> Result<Vec<Guard>, FsError> {
-    let names = shared.namespace.names_of(node);
+    let names = shared.namespace.nodes().names_of(node);
     for (parent, name) in &names {
         let (access, held) = to_change(shared, cluster, *parent, name);
         match cluster.enter(access) {
-            Ok(guard) if shared.namespace.names_of(node).contains(&(*parent, name.clone())) => {
+            Ok(guard) if shared.namespace.nodes().names_of(node).contains(&(*parent, name.clone())) => {
                 return Ok(held.into_iter().chain([guard]).collect());
             }
             Ok(_) | Err(FsError::NotFound | FsError::Stale) => {}
@@ -213,7 +213,9 @@ fn to_change<'a>(
     name: &'a [u8],
 ) -> (Access<'a>, Option<Guard>) {
     let change = Access::Change { parent, name, sure: false };
-    let Some(directory) = shared.namespace.child_directory(parent, name) else { return (change, None) };
+    let Some(directory) = shared.namespace.standing().child_directory(parent, name) else {
+        return (change, None);
+    };
     match cluster.try_enter(Access::List { directory }) {
         Some(held) => (change, Some(held)),
         None => (Access::Move { parent, name }, None),
@@ -222,7 +224,7 @@ fn to_change<'a>(
 
 /// Returns access to all of a directory, which can be removed or replaced only if it is empty.
 fn whole<'a>(shared: &Shared, parent: NodeId, name: &[u8]) -> Option<Access<'a>> {
-    shared.namespace.child_directory(parent, name).map(|directory| Access::List { directory })
+    shared.namespace.standing().child_directory(parent, name).map(|directory| Access::List { directory })
 }
 
 /// Lists the other accesses that the call needs leave for, in this order. Runs for each call on names, so it allocates nothing.
@@ -239,10 +241,11 @@ fn accesses<'a>(shared: &Shared, wanted: &'a Wanted) -> impl Iterator<Item = Acc
         }
         Wanted::Rename { from, to } => {
             // A node that has a directory alone knows it by itself and not by its path: all are evicted from it first.
-            let wanted = |parent: NodeId, name| match shared.namespace.child_directory(parent, name) {
-                Some(_) => Access::Move { parent, name },
-                None => Access::Change { parent, name, sure: true },
-            };
+            let wanted =
+                |parent: NodeId, name| match shared.namespace.standing().child_directory(parent, name) {
+                    Some(_) => Access::Move { parent, name },
+                    None => Access::Change { parent, name, sure: true },
+                };
             [Some(wanted(from.0, &from.1)), Some(wanted(to.0, &to.1)), whole(shared, to.0, &to.1)]
         }
         Wanted::List { directory } => [Some(Access::List { directory: *directory }), None, None],

@@ -63,7 +63,7 @@ pub(crate) fn mkdir(
         || wanted,
         move |shared, leave| {
             let entered = leave.and_then(|leave| {
-                let entered = shared.namespace.mkdir(&caller, place.0, &place.1, mode)?;
+                let entered = shared.namespace.names().mkdir(&caller, place.0, &place.1, mode)?;
                 leave.made(entered.node);
                 Ok(entered)
             });
@@ -90,7 +90,13 @@ pub(crate) fn mknod(
         move |shared, leave| {
             let entered = leave.and_then(|_leave| {
                 if let Some(special) = special {
-                    return shared.namespace.make_special(&caller, place.0, &place.1, mode & 0o7777, special);
+                    return shared.namespace.names().make_special(
+                        &caller,
+                        place.0,
+                        &place.1,
+                        mode & 0o7777,
+                        special,
+                    );
                 }
                 shared.namespace.make_file(&caller, place.0, &place.1, mode & FILE_MODE_BITS)
             });
@@ -119,8 +125,8 @@ pub(crate) fn remove(
         move |shared, leave| {
             let done = leave.and_then(|leave| {
                 match how {
-                    Remove::Name => shared.namespace.unlink(&caller, place.0, &place.1)?,
-                    Remove::Directory => shared.namespace.rmdir(&caller, place.0, &place.1)?,
+                    Remove::Name => shared.namespace.names().unlink(&caller, place.0, &place.1)?,
+                    Remove::Directory => shared.namespace.names().rmdir(&caller, place.0, &place.1)?,
                 }
                 leave.ordered()?;
                 Ok(())
@@ -145,8 +151,8 @@ pub(crate) fn symlink(
         workers,
         || wanted,
         move |shared, leave| {
-            let entered =
-                leave.and_then(|_leave| shared.namespace.symlink(&caller, place.0, &place.1, &target));
+            let entered = leave
+                .and_then(|_leave| shared.namespace.names().symlink(&caller, place.0, &place.1, &target));
             shared.answer_entry(caller.request, entered, reply);
         },
     );
@@ -168,7 +174,7 @@ pub(crate) fn link(
         || wanted,
         move |shared, leave| {
             let entered = leave.and_then(|leave| {
-                let entered = shared.namespace.link(&caller, node, place.0, &place.1)?;
+                let entered = shared.namespace.names().link(&caller, node, place.0, &place.1)?;
                 leave.ordered()?;
                 Ok(entered)
             });
@@ -193,7 +199,7 @@ pub(crate) fn rename(
         || wanted,
         move |shared, leave| {
             let done = leave.and_then(|leave| {
-                shared.namespace.rename(&caller, (from.0, &from.1), (to.0, &to.1), flags)?;
+                shared.namespace.names().rename(&caller, (from.0, &from.1), (to.0, &to.1), flags)?;
                 leave.moved((from.0, &from.1), (to.0, &to.1), flags == RENAME_EXCHANGE);
                 leave.ordered()?;
                 Ok(())

@@ -47,7 +47,7 @@ pub(crate) fn when_room<R>(
     leave: Leave,
     call: impl Fn() -> Result<R, FsError>,
 ) -> Result<(R, Leave), FsError> {
-    let mut wait = shared.namespace.room_wait();
+    let mut wait = shared.namespace.room().room_wait();
     let mut asked = 0;
     until_room(leave, call, |leave: Leave| {
         let look = wait.pause().ok_or(FsError::NoSpace)?;
@@ -78,7 +78,7 @@ pub(crate) fn create(
             let made = leave.and_then(|leave| when_room(shared, leave, || call(shared)));
             let made = made.map(|(made, leave)| {
                 drop(leave);
-                shared.namespace.wait_for_expected(&made.1);
+                shared.namespace.room().wait_for_expected(&made.1);
                 made
             });
             shared.answer_create(request, made, reply);
@@ -88,7 +88,7 @@ pub(crate) fn create(
             drop(leave);
             workers.ask(Call::short_of_room(Leave::default(), move |shared, thread| {
                 if thread.is_ok() {
-                    shared.namespace.wait_for_expected(&made.1);
+                    shared.namespace.room().wait_for_expected(&made.1);
                 }
                 shared.answer_create(request, Ok(made), reply);
             }));
@@ -101,7 +101,7 @@ pub(crate) fn create(
 pub(crate) fn answer_open_later(request: RequestId, file: OpenFile, reply: ReplyOpen) -> Call {
     Call::short_of_room(Leave::default(), move |shared, thread| {
         if thread.is_ok() {
-            shared.namespace.wait_for_expected(&file);
+            shared.namespace.room().wait_for_expected(&file);
         }
         shared.answer_open(request, &file, reply);
     })

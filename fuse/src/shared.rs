@@ -62,7 +62,7 @@ impl Shared {
 
     /// Returns the first result of a request that is sent again, or `None` if the request was not carried out.
     pub(crate) fn answered(&self, request: &Request) -> Option<Answer> {
-        if is_resent(request) { self.namespace.answered(request_id(request)) } else { None }
+        if is_resent(request) { self.namespace.session().answered(request_id(request)) } else { None }
     }
 
     /// Answers an OPEN with a file of the namespace, or gives the file back when it cannot be.
@@ -71,7 +71,7 @@ impl Shared {
             self.give_back(file);
             reply.error(errno);
         }
-        self.namespace.delivered(request);
+        self.namespace.session().delivered(request);
     }
 
     /// Makes a call that needs room. If a worker has to wait for files that were just removed, returns
@@ -80,19 +80,19 @@ impl Shared {
         &self,
         call: impl FnOnce() -> Result<R, FsError>,
     ) -> Result<R, FsError> {
-        if self.namespace.awaits_departures() { Err(FsError::NoSpace) } else { call() }
+        if self.namespace.room().awaits_departures() { Err(FsError::NoSpace) } else { call() }
     }
 
     /// Returns the next entries of the listing that a directory's handle reads; none at its end.
     pub(crate) fn list(&self, node: NodeId, fh: u64, cookie: u64) -> Result<Vec<DirEntry>, FsError> {
-        let end = self.listings.end(fh, cookie == 0, || self.namespace.listing_end(node))?;
-        self.namespace.readdir_to(node, cookie, end)
+        let end = self.listings.end(fh, cookie == 0, || self.namespace.names().listing_end(node))?;
+        self.namespace.names().readdir_to(node, cookie, end)
     }
 
     /// Makes the kernel forget the names of a node that are about to lead to another, before the kernel is sent back to
     /// them.
     pub(crate) fn forget_names(&self, node: NodeId) {
-        let names = self.namespace.names_of(node);
+        let names = self.namespace.nodes().names_of(node);
         if let (Some(invalidator), false) = (self.invalidator.get(), names.is_empty()) {
             invalidator.forget_names(node, names);
         }
@@ -100,13 +100,13 @@ impl Shared {
 
     pub(crate) fn refuse_open(&self, request: RequestId, error: FsError, reply: ReplyOpen) {
         reply.error(errno(error));
-        self.namespace.delivered(request);
+        self.namespace.session().delivered(request);
     }
 
     /// Answers an OPEN that was carried out before.
     pub(crate) fn answer_open_again(&self, request: RequestId, answer: Answer, reply: ReplyOpen) {
         let file = match answer {
-            Answer::Opened(fh) => self.namespace.handle(fh).ok_or(FsError::BadHandle),
+            Answer::Opened(fh) => self.namespace.handles().handle(fh).ok_or(FsError::BadHandle),
             Answer::Superseded => Err(FsError::Stale),
             Answer::Done | Answer::Entered(_) | Answer::Created(..) => Err(FsError::Io),
         };
@@ -118,8 +118,8 @@ impl Shared {
 
     /// Answers a CREATE that was carried out before: it made the file, or opened one that was there.
     pub(crate) fn answer_create_again(&self, request: RequestId, answer: Answer, reply: ReplyCreate) {
-        let opened = |fh| self.namespace.handle(fh).ok_or(FsError::BadHandle);
-        let entered = |file: OpenFile| Ok((self.namespace.enter(file.node)?, file));
+        let opened = |fh| self.namespace.handles().handle(fh).ok_or(FsError::BadHandle);
+        let entered = |file: OpenFile| Ok((self.namespace.session().enter(file.node)?, file));
         let made = match answer {
             Answer::Opened(fh) | Answer::Created(_, fh) => opened(fh).and_then(entered),
             Answer::Superseded => Err(FsError::Stale),
@@ -131,15 +131,15 @@ impl Shared {
     /// Answers a request that made an entry before.
     pub(crate) fn answer_entry_again(&self, request: RequestId, answer: Answer, reply: ReplyEntry) {
         let made = match answer {
-            Answer::Entered(node) => self.namespace.enter(node),
+            Answer::Entered(node) => self.namespace.session().enter(node),
             Answer::Created(node, fh) => {
                 // A file made by MKNOD is closed before the answer; that may have been left undone.
-                if self.namespace.handle(fh).is_some()
-                    && let Err(error) = self.namespace.close(fh)
+                if self.namespace.handles().handle(fh).is_some()
+                    && let Err(error) = self.namespace.handles().close(fh)
                 {
                     tracing::warn!(fh, %error, "a file that was made without being opened could not be closed");
                 }
-                self.namespace.enter(node)
+                self.namespace.session().enter(node)
             }
             Answer::Done | Answer::Opened(_) | Answer::Superseded => Err(FsError::Io),
         };
@@ -165,12 +165,12 @@ impl Shared {
             }
             Err(error) => reply.error(errno(error)),
         }
-        self.namespace.delivered(request);
+        self.namespace.session().delivered(request);
     }
 
     /// Gives back a file that the kernel never learned of.
     pub(crate) fn give_back(&self, file: &OpenFile) {
-        if let Err(error) = self.namespace.take_back(file.fh) {
+        if let Err(error) = self.namespace.handles().take_back(file.fh) {
             tracing::warn!(fh = file.fh, %error, "an open file could not be given back");
         }
     }
@@ -182,13 +182,13 @@ impl Shared {
             }
             Err(error) => reply.error(errno(error)),
         }
-        self.namespace.delivered(request);
+        self.namespace.session().delivered(request);
     }
 
     /// Answers a request whose result is success or an error only.
     pub(crate) fn answer_done(&self, request: RequestId, result: Result<(), FsError>, reply: ReplyEmpty) {
         answer_empty(result, reply);
-        self.namespace.delivered(request);
+        self.namespace.session().delivered(request);
     }
 
     pub(crate) fn answer_attr(&self, result: Result<Attr, FsError>, reply: ReplyAttr) {

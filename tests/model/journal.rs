@@ -43,13 +43,13 @@ impl Journaled {
         for number in 1..=NAMES {
             let caller = Caller { uid: 1, gid: 1, pid: 0, now_ns: 1, request: number };
             let (made, open) = namespace.create(&caller, ROOT, name(number).as_bytes(), 0o644, 2).unwrap();
-            namespace.note_backing_id(open.backing.number(), Some(7)).unwrap();
-            namespace.flush(open.fh, &caller, false).unwrap();
+            namespace.session().note_backing_id(open.backing.number(), Some(7)).unwrap();
+            namespace.handles().flush(open.fh, &caller, false).unwrap();
             // Left open, every other one.
             if number.is_multiple_of(2) {
-                namespace.release(open.fh).unwrap();
+                namespace.handles().release(open.fh).unwrap();
             }
-            namespace.setxattr(made.node, b"user.n", &number.to_le_bytes(), 0, &caller).unwrap();
+            namespace.xattrs().setxattr(made.node, b"user.n", &number.to_le_bytes(), 0, &caller).unwrap();
         }
         drop(namespace);
         let file = PathBuf::from(format!("/proc/self/fd/{}/namespace.0", tier1.journal_dir().as_raw_fd()));
@@ -71,7 +71,7 @@ impl Journaled {
         match self.recover(damaged) {
             Ok(namespace) => {
                 let names: BTreeSet<_> =
-                    namespace.readdir(ROOT, 0).unwrap().into_iter().map(|entry| entry.name).collect();
+                    namespace.names().readdir(ROOT, 0).unwrap().into_iter().map(|entry| entry.name).collect();
                 let expected: BTreeSet<_> =
                     (1..=names.len() as u64).map(|number| name(number).into_bytes()).collect();
                 assert_eq!(names, expected, "the first names and no others");
@@ -100,11 +100,14 @@ fn a_journal_cut_off_at_any_byte_replays_to_an_earlier_moment() {
             assert_eq!(most, 0, "only the very first change has the root");
             continue;
         };
-        let names = namespace.readdir(ROOT, 0).unwrap().len();
+        let names = namespace.names().readdir(ROOT, 0).unwrap().len();
         assert!(names >= most, "more bytes tell of more: {names} names at {cut}, {most} before");
         most = names;
     }
-    assert_eq!(journaled.recover(&journaled.bytes).unwrap().readdir(ROOT, 0).unwrap().len() as u64, NAMES);
+    assert_eq!(
+        journaled.recover(&journaled.bytes).unwrap().names().readdir(ROOT, 0).unwrap().len() as u64,
+        NAMES
+    );
     assert!(most as u64 >= NAMES - 1);
 }
 
@@ -191,17 +194,17 @@ fn where_the_chunks_of_an_encoded_object_lie_is_replayed() {
         xattrs: Vec::new(),
     };
     let mut namespace = Namespace::new(settings.clone(), Arc::clone(&tier1)).unwrap();
-    let node = namespace.adopt(&adopted).unwrap();
+    let node = namespace.adoption().adopt(&adopted).unwrap();
     let mut expected = object(Codec::Planes, 1);
     for round in 0..3 {
         if round == 1 {
             // Another version's copy of the same bytes takes its place.
             expected = object(Codec::Zstd, 7);
-            assert!(namespace.note_object(file, SealNumber(1), expected.clone()));
+            assert!(namespace.hosts().note_object(file, SealNumber(1), expected.clone()));
         }
         drop(namespace);
         namespace = Namespace::recover(settings.clone(), Arc::clone(&tier1), true, &mut |_| None).unwrap();
-        let found = namespace.view(node).unwrap().object;
+        let found = namespace.nodes().view(node).unwrap().object;
         assert!(found.as_ref() == Some(&expected), "round {round}: another copy, or none");
     }
 }
@@ -221,7 +224,7 @@ fn what_changes_add_to_a_snapshot_is_bounded_over_daemons_too() {
         for number in 0..changes {
             let mut value = vec![0; 1 << 10];
             value[..8].copy_from_slice(&number.to_le_bytes());
-            namespace.setxattr(ROOT, b"user.n", &value, 0, &caller).unwrap();
+            namespace.xattrs().setxattr(ROOT, b"user.n", &value, 0, &caller).unwrap();
         }
     };
     let complete = |index: u32| {
@@ -234,7 +237,7 @@ fn what_changes_add_to_a_snapshot_is_bounded_over_daemons_too() {
     let next = Namespace::recover(settings, Arc::clone(&tier1), true, &mut |_| None).unwrap();
     change(&next);
     assert_eq!(complete(1), 1, "as much again, by another daemon, does");
-    assert_eq!(next.getxattr(ROOT, b"user.n").unwrap()[..8], (changes - 1).to_le_bytes());
+    assert_eq!(next.xattrs().getxattr(ROOT, b"user.n").unwrap()[..8], (changes - 1).to_le_bytes());
 }
 
 #[test]
@@ -258,21 +261,21 @@ fn only_a_rename_before_the_cut_vouches_for_a_file_and_the_next_daemon_knows_whi
     let caller = Caller { uid: 1, gid: 1, pid: 0, now_ns: 1, request: 0 };
     let first = Namespace::new(settings.clone(), Arc::clone(&tier1)).unwrap();
     let create = |name: &[u8]| first.create(&caller, ROOT, name, 0o644, 2).unwrap();
-    let rename = |from: &[u8], to: &[u8]| first.rename(&caller, (ROOT, from), (ROOT, to), 0).unwrap();
+    let rename = |from: &[u8], to: &[u8]| first.names().rename(&caller, (ROOT, from), (ROOT, to), 0).unwrap();
     let (_, early) = create(b"early.tmp");
     rename(b"early.tmp", b"early");
     let (linked, being_written) = create(b"linked");
-    first.link(&caller, linked.node, ROOT, b"backup").unwrap();
+    first.names().link(&caller, linked.node, ROOT, b"backup").unwrap();
     let (_, killed) = create(b"killed");
     for open in [&early, &being_written, &killed] {
-        first.flush(open.fh, &caller, true).unwrap();
-        first.release(open.fh).unwrap();
+        first.handles().flush(open.fh, &caller, true).unwrap();
+        first.handles().release(open.fh).unwrap();
     }
-    first.link(&caller, linked.node, ROOT, b"later").unwrap();
+    first.names().link(&caller, linked.node, ROOT, b"later").unwrap();
     rename(b"killed", b"late");
     let says = |namespace: &Namespace| {
         [b"early".as_slice(), b"linked", b"late"].map(|name| {
-            let view = namespace.view(namespace.node_at(name).unwrap()).unwrap();
+            let view = namespace.nodes().view(namespace.nodes().node_at(name).unwrap()).unwrap();
             (view.cut, view.renamed, view.renamed_cut)
         })
     };
@@ -307,19 +310,19 @@ fn how_a_writer_ended_is_known_to_the_daemons_after_the_one_that_saw_it() {
             .spawn()
             .unwrap();
         let (_, open) = first.create(&caller(shell.id()), ROOT, name, 0o644, 2).unwrap();
-        first.flush(open.fh, &caller(shell.id()), true).unwrap();
-        first.release(open.fh).unwrap();
+        first.handles().flush(open.fh, &caller(shell.id()), true).unwrap();
+        first.handles().release(open.fh).unwrap();
         drop(shell.stdin.take());
         shell.wait().unwrap();
     }
     let writer = |name: &[u8]| {
-        let view = first.view(first.node_at(name).unwrap()).unwrap();
+        let view = first.nodes().view(first.nodes().node_at(name).unwrap()).unwrap();
         view.writers.first().expect("it was seen").clone()
     };
     let writers = ways.map(|(name, _)| writer(name));
-    let ends = |namespace: &Namespace| [0, 1, 2, 3].map(|at: usize| namespace.end(&writers[at]));
+    let ends = |namespace: &Namespace| [0, 1, 2, 3].map(|at: usize| namespace.writers().end(&writers[at]));
     let format = header(0, 8);
-    first.forget_ended_writers();
+    first.writers().forget_ended_writers();
     let seen = ends(&first);
     let how = [Ended::Well, Ended::Failed, Ended::Killed, Ended::Well];
     assert_eq!(seen.map(|end| end.map(|end| end.how)), how.map(Some));
@@ -329,8 +332,8 @@ fn how_a_writer_ended_is_known_to_the_daemons_after_the_one_that_saw_it() {
     let recover = || Namespace::recover(settings.clone(), Arc::clone(&tier1), true, &mut |_| None).unwrap();
     let next = recover();
     assert_eq!(ends(&next), seen, "by the daemon that took over");
-    let gone = next.node_at(b"gone").unwrap();
-    next.unlink(&caller(0), ROOT, b"gone").unwrap();
+    let gone = next.nodes().node_at(b"gone").unwrap();
+    next.names().unlink(&caller(0), ROOT, b"gone").unwrap();
     next.forget(gone, 1);
     // Enough for a snapshot, which takes the place of what the first daemon wrote.
     for number in 0..1000_u64 {
@@ -338,7 +341,7 @@ fn how_a_writer_ended_is_known_to_the_daemons_after_the_one_that_saw_it() {
             break;
         }
         let value = [&number.to_le_bytes()[..], &[0; 1016]].concat();
-        next.setxattr(ROOT, b"user.n", &value, 0, &caller(0)).unwrap();
+        next.xattrs().setxattr(ROOT, b"user.n", &value, 0, &caller(0)).unwrap();
     }
     assert_eq!(header(1, 12), 1, "a snapshot is complete");
     drop(next);

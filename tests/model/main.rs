@@ -139,10 +139,10 @@ impl World {
 
     /// Verifies, before its open, a file that was there before the namespace was rebuilt.
     fn verify(&self, node: u64) {
-        if self.namespace.is_unverified(node) {
-            let view = self.namespace.view(node).expect("a sealed file with a name");
-            self.namespace.verified(view.file, view.sealed().expect("only seals are verified"));
-            assert!(!self.namespace.is_unverified(node));
+        if self.namespace.seals().is_unverified(node) {
+            let view = self.namespace.nodes().view(node).expect("a sealed file with a name");
+            self.namespace.seals().verified(view.file, view.sealed().expect("only seals are verified"));
+            assert!(!self.namespace.seals().is_unverified(node));
         }
     }
 
@@ -150,20 +150,20 @@ impl World {
         let found: Vec<_> =
             self.reference.paths().into_iter().filter(|(_, id)| self.reference.is_directory(*id)).collect();
         let (path, id) = &found[index % found.len()];
-        (self.namespace.node_at(path).unwrap(), *id)
+        (self.namespace.nodes().node_at(path).unwrap(), *id)
     }
 
     fn any_node(&self, index: usize) -> (Vec<u8>, u64, Id) {
         let found = self.reference.paths();
         let (path, id) = &found[index % found.len()];
-        (path.clone(), self.namespace.node_at(path).unwrap(), *id)
+        (path.clone(), self.namespace.nodes().node_at(path).unwrap(), *id)
     }
 
     fn file(&self, index: usize) -> Option<(Vec<u8>, u64, Id)> {
         let is_file = |id: &Id| matches!(self.reference.nodes[id].content, Content::File(_));
         let found: Vec<_> = self.reference.paths().into_iter().filter(|(_, id)| is_file(id)).collect();
         let (path, id) = found.get(index % found.len().max(1))?;
-        Some((path.clone(), self.namespace.node_at(path).unwrap(), *id))
+        Some((path.clone(), self.namespace.nodes().node_at(path).unwrap(), *id))
     }
 
     fn opens(&self, id: Id) -> usize {
@@ -225,10 +225,10 @@ impl World {
 
     /// Looks a path up as the kernel does after ESTALE: its names go to a new node. Nothing had changed before.
     fn look_up_again(&mut self, path: &[u8], node: u64, id: Id) -> (u64, Id) {
-        assert_eq!(self.namespace.node_at(path), Some(node), "what failed has changed nothing");
+        assert_eq!(self.namespace.nodes().node_at(path), Some(node), "what failed has changed nothing");
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap();
         let directory = &path[..path.len() - name.len()];
-        let parent = self.namespace.node_at(directory).unwrap();
+        let parent = self.namespace.nodes().node_at(directory).unwrap();
         let caller = self.caller();
         let looked = self.namespace.lookup_by(caller.pid, parent, name).unwrap();
         assert!(matches!(looked, Looked::Begun), "{looked:?}");
@@ -248,11 +248,11 @@ impl World {
     }
 
     fn restore(&mut self, node: u64, id: Id) {
-        let Some(cold) = self.namespace.cold(node) else { return };
+        let Some(cold) = self.namespace.hosts().cold(node) else { return };
         let bytes = self.reference.bytes(id).clone();
         let backing = self.tier1.create(Some(bytes.len() as u64)).unwrap();
         backing.write_at(&bytes, 0).unwrap();
-        self.namespace.finish_restore(node, cold.file, cold.seal, backing).unwrap();
+        self.namespace.hosts().finish_restore(node, cold.file, cold.seal, backing).unwrap();
         self.reference.node(id).cold = false;
     }
 
@@ -265,7 +265,7 @@ impl World {
             (_, _, _, true) => Some(NotSealable::Gone),
             _ => None,
         };
-        let ticket = self.namespace.begin_seal(node);
+        let ticket = self.namespace.seals().begin_seal(node);
         assert_eq!(ticket.as_ref().err().copied(), expected);
         let Ok(ticket) = ticket else { return };
         let chunks: Arc<[Crc64]> = (0..ticket.size_bytes.div_ceil(8 << 20)).map(Crc64).collect();
@@ -276,17 +276,18 @@ impl World {
                 assert_eq!(error, FsError::Stale);
                 assert!(self.opens(id) > 0);
                 let again;
-                (again, target) = self.look_up_again(&self.namespace.path_of(node).unwrap(), node, id);
+                (again, target) =
+                    self.look_up_again(&self.namespace.nodes().path_of(node).unwrap(), node, id);
                 self.namespace.setattr(&self.caller(), again, &set).unwrap();
             }
             self.reference.bytes(target).push(0);
             self.reference.node(target).mtime_ns = Some(self.now_ns);
-            assert!(self.namespace.finish_seal(&ticket, Crc64(1), chunks).is_err());
+            assert!(self.namespace.seals().finish_seal(&ticket, Crc64(1), chunks).is_err());
             return;
         }
-        self.namespace.finish_seal(&ticket, Crc64(1), chunks).unwrap();
+        self.namespace.seals().finish_seal(&ticket, Crc64(1), chunks).unwrap();
         self.reference.node(id).sealed = true;
-        assert!(self.namespace.begin_seal(node).is_err());
+        assert!(self.namespace.seals().begin_seal(node).is_err());
     }
 
     fn apply(&mut self, op: &Op) {
@@ -304,14 +305,14 @@ impl World {
                     } else if let Content::File(_) = self.reference.nodes[&existing].content {
                         let found = self.namespace.lookup(node, &n).unwrap();
                         self.namespace.forget(found.node, 1);
-                        let path = self.namespace.path_of(found.node).unwrap();
+                        let path = self.namespace.nodes().path_of(found.node).unwrap();
                         self.open(&path, found.node, existing, O_RDWR | flags & O_TRUNC, *truncate);
                     }
                     return;
                 }
                 let made = self.namespace.create(&caller, node, &n, 0o640, flags);
                 let (attr, file) = made.unwrap_or_else(|error| {
-                    panic!("{error} with {:?} and {:?}", self.namespace.statfs(), self.tier1.usage())
+                    panic!("{error} with {:?} and {:?}", self.namespace.room().statfs(), self.tier1.usage())
                 });
                 self.namespace.forget(attr.node, 1);
                 let made = self.reference.make(Content::File(Vec::new()), 0o640, now, attr.ino);
@@ -358,7 +359,7 @@ impl World {
             }
             Op::Fsync { handle } => {
                 if let Some(open) = self.handles.get(*handle % self.handles.len().max(1)) {
-                    self.namespace.fsync(open.file.fh).unwrap();
+                    self.namespace.handles().fsync(open.file.fh).unwrap();
                 }
             }
             Op::Close { handle, cut } => {
@@ -366,15 +367,15 @@ impl World {
                     return;
                 }
                 let open = self.handles.swap_remove(*handle % self.handles.len());
-                self.namespace.flush(open.file.fh, &caller, *cut).unwrap();
-                self.namespace.release(open.file.fh).unwrap();
+                self.namespace.handles().flush(open.file.fh, &caller, *cut).unwrap();
+                self.namespace.handles().release(open.file.fh).unwrap();
                 self.forget_nameless(open.file.node);
-                assert_eq!(self.namespace.release(open.file.fh), Err(FsError::BadHandle));
+                assert_eq!(self.namespace.handles().release(open.file.fh), Err(FsError::BadHandle));
                 self.reference.node(open.id).cut |= *cut && open.file.writable;
             }
             Op::Mkdir { dir, name: n } => {
                 let ((node, id), n) = (self.directory(*dir), name(*n));
-                let made = self.namespace.mkdir(&caller, node, &n, 0o750);
+                let made = self.namespace.names().mkdir(&caller, node, &n, 0o750);
                 assert_eq!(made.is_ok(), self.reference.child(id, &n).is_err(), "{made:?}");
                 if let Ok(attr) = made {
                     self.namespace.forget(attr.node, 1);
@@ -384,7 +385,7 @@ impl World {
             }
             Op::Symlink { dir, name: n } => {
                 let ((node, id), n) = (self.directory(*dir), name(*n));
-                let made = self.namespace.symlink(&caller, node, &n, b"../there");
+                let made = self.namespace.names().symlink(&caller, node, &n, b"../there");
                 assert_eq!(made.is_ok(), self.reference.child(id, &n).is_err(), "{made:?}");
                 if let Ok(attr) = made {
                     self.namespace.forget(attr.node, 1);
@@ -396,7 +397,7 @@ impl World {
             Op::Special { dir, name: n } => {
                 let special = SPECIALS[*n % SPECIALS.len()];
                 let ((node, id), n) = (self.directory(*dir), name(*n));
-                let made = self.namespace.make_special(&caller, node, &n, 0o640, special);
+                let made = self.namespace.names().make_special(&caller, node, &n, 0o640, special);
                 assert_eq!(made.is_ok(), self.reference.child(id, &n).is_err(), "{made:?}");
                 if let Ok(attr) = made {
                     self.namespace.forget(attr.node, 1);
@@ -407,7 +408,7 @@ impl World {
             Op::Link { node, dir, name: n } => {
                 let ((_, node, id), (dir, dir_id), n) =
                     (self.any_node(*node), self.directory(*dir), name(*n));
-                let linked = self.namespace.link(&caller, node, dir, &n);
+                let linked = self.namespace.names().link(&caller, node, dir, &n);
                 if let Ok(attr) = linked {
                     self.namespace.forget(attr.node, 1);
                 }
@@ -416,20 +417,26 @@ impl World {
             Op::Unlink { dir, name: n } => {
                 let ((node, id), n) = (self.directory(*dir), name(*n));
                 let known = self.namespace.lookup(node, &n);
-                assert_eq!(self.namespace.unlink(&caller, node, &n), self.reference.unlink(id, &n, now));
+                assert_eq!(
+                    self.namespace.names().unlink(&caller, node, &n),
+                    self.reference.unlink(id, &n, now)
+                );
                 self.forget(known);
             }
             Op::Rmdir { dir, name: n } => {
                 let ((node, id), n) = (self.directory(*dir), name(*n));
                 let known = self.namespace.lookup(node, &n);
-                assert_eq!(self.namespace.rmdir(&caller, node, &n), self.reference.rmdir(id, &n, now));
+                assert_eq!(
+                    self.namespace.names().rmdir(&caller, node, &n),
+                    self.reference.rmdir(id, &n, now)
+                );
                 self.forget(known);
             }
             Op::Rename { dir, name: n, to_dir, to_name, flags } => {
                 let ((node, id), (to, to_id)) = (self.directory(*dir), self.directory(*to_dir));
                 let (n, to_n) = (name(*n), name(*to_name));
                 let known = self.namespace.lookup(to, &to_n);
-                let renamed = self.namespace.rename(&caller, (node, &n), (to, &to_n), *flags);
+                let renamed = self.namespace.names().rename(&caller, (node, &n), (to, &to_n), *flags);
                 self.forget(known);
                 let expected = match *flags {
                     RENAME_EXCHANGE => self.reference.exchange((id, &n), (to_id, &to_n), now),
@@ -440,7 +447,7 @@ impl World {
             Op::SetXattr { node, name: n, value } => {
                 let (_, node, id) = self.any_node(*node);
                 let n = [&b"user."[..], &name(*n)].concat();
-                self.namespace.setxattr(node, &n, value, 0, &self.caller()).unwrap();
+                self.namespace.xattrs().setxattr(node, &n, value, 0, &self.caller()).unwrap();
                 self.reference.node(id).xattrs.insert(n, value.clone());
             }
             Op::RemoveXattr { node, name: n } => {
@@ -448,7 +455,7 @@ impl World {
                 let n = [&b"user."[..], &name(*n)].concat();
                 let removed = self.reference.node(id).xattrs.remove(&n);
                 let expected = removed.map(|_| ()).ok_or(FsError::NoAttribute);
-                assert_eq!(self.namespace.removexattr(node, &n, &self.caller()), expected);
+                assert_eq!(self.namespace.xattrs().removexattr(node, &n, &self.caller()), expected);
             }
             Op::Utimens { node, ns } => {
                 let (_, node, id) = self.any_node(*node);
@@ -469,9 +476,9 @@ impl World {
             }
             Op::Pin { node } => {
                 let Some((_, node, id)) = self.file(*node) else { return };
-                let view = self.namespace.view(node).unwrap();
+                let view = self.namespace.nodes().view(node).unwrap();
                 let FileState::Sealed { seal, .. } = view.state else { return };
-                let pin = self.namespace.pin_seal(view.file, seal);
+                let pin = self.namespace.seals().pin_seal(view.file, seal);
                 assert_eq!(pin.is_some(), !self.reference.nodes[&id].cold);
                 if let Some(pin) = pin {
                     let bytes = self.reference.bytes(id).clone();
@@ -481,14 +488,14 @@ impl World {
             Op::Unpin => drop(self.pins.pop()),
             Op::Reclaim { node } => {
                 let Some((_, node, id)) = self.file(*node) else { return };
-                let view = self.namespace.view(node).unwrap();
+                let view = self.namespace.nodes().view(node).unwrap();
                 if let FileState::Sealed { seal, size_bytes, .. } = view.state {
                     let object = ObjectCopy { key: "k".into(), size_bytes, encoding: None };
-                    assert!(self.namespace.note_object(view.file, seal, object));
+                    assert!(self.namespace.hosts().note_object(view.file, seal, object));
                 }
                 let known = &self.reference.nodes[&id];
                 let expected = known.sealed && self.opens(id) == 0 && !self.pinned(id);
-                assert_eq!(self.namespace.reclaim(node).is_ok(), expected);
+                assert_eq!(self.namespace.room().reclaim(node).is_ok(), expected);
                 if expected {
                     self.reference.node(id).cold = true;
                 }
@@ -538,27 +545,28 @@ impl World {
         let open: Vec<Id> = self.handles.iter().map(|open| open.id).collect();
         self.reference.sweep(&open);
         assert_eq!(
-            self.namespace.statfs().nodes,
+            self.namespace.room().statfs().nodes,
             self.reference.nodes.len() as u64,
             "a node leaked or is gone"
         );
         for (path, id) in self.reference.paths() {
-            let node = self.namespace.node_at(&path).unwrap();
+            let node = self.namespace.nodes().node_at(&path).unwrap();
             let attr = self.namespace.getattr(node).unwrap();
             let expected = self.reference.nodes[&id].clone();
             assert_eq!((attr.mode, attr.ino), (expected.mode, expected.ino), "{path:?}");
             if let Some(mtime_ns) = expected.mtime_ns {
                 assert_eq!(attr.mtime_ns, mtime_ns, "mtime of {path:?}");
             }
-            let names = self.namespace.listxattr(node).unwrap();
+            let names = self.namespace.xattrs().listxattr(node).unwrap();
             assert_eq!(names, expected.xattrs.keys().cloned().collect::<Vec<_>>());
             for (name, value) in &expected.xattrs {
-                assert_eq!(&self.namespace.getxattr(node, name).unwrap(), value);
+                assert_eq!(&self.namespace.xattrs().getxattr(node, name).unwrap(), value);
             }
             match &expected.content {
                 Content::Directory(entries) => {
                     let mut listed: Vec<_> = self
                         .namespace
+                        .names()
                         .readdir(node, 0)
                         .unwrap()
                         .into_iter()
@@ -570,7 +578,9 @@ impl World {
                     assert_eq!(attr.nlink as usize, 2 + below);
                     assert_eq!(attr.kind, Kind::Directory);
                 }
-                Content::Symlink(target) => assert_eq!(&self.namespace.readlink(node).unwrap(), target),
+                Content::Symlink(target) => {
+                    assert_eq!(&self.namespace.names().readlink(node).unwrap(), target)
+                }
                 Content::Special(special) => {
                     assert_eq!(attr.kind, Kind::Special(*special));
                     assert_eq!(attr.nlink as usize, self.reference.links(id));
@@ -588,7 +598,7 @@ impl World {
                             panic!("cold, though its bytes should be here")
                         };
                         assert_eq!(&read(&open.backing), bytes, "bytes of {path:?}");
-                        self.namespace.release(open.fh).unwrap();
+                        self.namespace.handles().release(open.fh).unwrap();
                     }
                 }
             }
@@ -603,7 +613,7 @@ impl World {
 
     fn compare_state(&self, node: u64, id: Id) {
         let known = &self.reference.nodes[&id];
-        let view = self.namespace.view(node).unwrap();
+        let view = self.namespace.nodes().view(node).unwrap();
         assert_eq!(view.host, !known.cold, "where the bytes are");
         let writers = self.writers(id);
         match view.state {

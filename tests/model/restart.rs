@@ -26,9 +26,9 @@ impl World {
                 backings.get(&number).cloned()
             })
             .unwrap();
-        assert_eq!(self.namespace.open_files().len(), self.handles.len());
+        assert_eq!(self.namespace.handles().open_files().len(), self.handles.len());
         for open in &mut self.handles {
-            let now = self.namespace.handle(open.file.fh).expect("a handle outlives the daemon");
+            let now = self.namespace.handles().handle(open.file.fh).expect("a handle outlives the daemon");
             let was = (open.file.node, open.file.writable, open.file.backing.number());
             assert_eq!((now.node, now.writable, now.backing.number()), was);
             open.file = now;
@@ -64,13 +64,13 @@ impl World {
             if matches!(self.reference.nodes[&id].content, Content::File(_))
                 && !self.reference.nodes[&id].cold
             {
-                let node = self.namespace.node_at(&path).unwrap();
+                let node = self.namespace.nodes().node_at(&path).unwrap();
                 self.verify(node);
                 let OpenOutcome::Ready(open) = self.namespace.open(&self.caller(), node, O_RDONLY).unwrap()
                 else {
                     panic!("cold, though its bytes should be here");
                 };
-                self.namespace.release(open.fh).unwrap();
+                self.namespace.handles().release(open.fh).unwrap();
                 backings.insert(open.backing.number(), open.backing);
             }
         }

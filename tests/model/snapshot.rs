@@ -28,11 +28,11 @@ fn a_snapshot_is_of_one_moment() {
     let mut directories = Vec::new();
     for directory in 0..DIRECTORIES {
         let name = format!("d{directory}");
-        let made = namespace.mkdir(&caller(), ROOT, name.as_bytes(), 0o755).unwrap().node;
+        let made = namespace.names().mkdir(&caller(), ROOT, name.as_bytes(), 0o755).unwrap().node;
         for number in 0..NAMES / DIRECTORIES {
             let (name, target) = (format!("l{number}"), format!("target {directory} {number}"));
-            namespace.symlink(&caller(), made, name.as_bytes(), target.as_bytes()).unwrap();
-            namespace.mkdir(&caller(), made, format!("s{number}").as_bytes(), 0o755).unwrap();
+            namespace.names().symlink(&caller(), made, name.as_bytes(), target.as_bytes()).unwrap();
+            namespace.names().mkdir(&caller(), made, format!("s{number}").as_bytes(), 0o755).unwrap();
         }
         directories.push(made);
     }
@@ -63,7 +63,7 @@ fn exchange(namespace: &Arc<Namespace>, directories: &[u64], ended: &AtomicBool)
         let kind = if done.is_multiple_of(3) { "s" } else { "l" };
         let (one, other) = (format!("{kind}{one}"), format!("{kind}{other}"));
         let (from, to) = ((directories[0], one.as_bytes()), (directories[3], other.as_bytes()));
-        namespace.rename(&caller(), from, to, RENAME_EXCHANGE).unwrap();
+        namespace.names().rename(&caller(), from, to, RENAME_EXCHANGE).unwrap();
         done += 1;
     }
     done

@@ -44,12 +44,12 @@ impl Node {
     fn fill_the_journal(&self) {
         for number in 0..2000_u64 {
             let value = number.to_le_bytes().repeat(64);
-            self.namespace.setxattr(ROOT, b"user.n", &value, 0, &ME).unwrap();
+            self.namespace.xattrs().setxattr(ROOT, b"user.n", &value, 0, &ME).unwrap();
         }
     }
 
     fn names(&self) -> Vec<Vec<u8>> {
-        self.namespace.readdir(ROOT, 0).unwrap().into_iter().map(|entry| entry.name).collect()
+        self.namespace.names().readdir(ROOT, 0).unwrap().into_iter().map(|entry| entry.name).collect()
     }
 }
 
@@ -62,36 +62,39 @@ fn removed(path: &str) -> NameOperation {
 #[test]
 fn what_is_told_of_names_outlives_the_daemon() {
     let mut node = Node::new();
-    node.namespace.collect_outgoing();
+    node.namespace.publications().collect_outgoing();
     for name in ["a", "b"] {
-        node.namespace.mkdir(&ME, ROOT, name.as_bytes(), 0o755).unwrap();
+        node.namespace.names().mkdir(&ME, ROOT, name.as_bytes(), 0o755).unwrap();
     }
-    let first = node.namespace.take_outgoing(9, usize::MAX, false);
+    let first = node.namespace.publications().take_outgoing(9, usize::MAX, false);
     assert_eq!((first.number, first.operations.len()), (1, 2));
-    node.namespace.publication_answered();
-    node.namespace.rmdir(&ME, ROOT, b"a").unwrap();
-    let second = node.namespace.take_outgoing(9, usize::MAX, false);
+    node.namespace.publications().publication_answered();
+    node.namespace.names().rmdir(&ME, ROOT, b"a").unwrap();
+    let second = node.namespace.publications().take_outgoing(9, usize::MAX, false);
     assert_eq!((second.number, &second.operations), (2, &vec![removed("a")]));
-    node.namespace.rmdir(&ME, ROOT, b"b").unwrap();
+    node.namespace.names().rmdir(&ME, ROOT, b"b").unwrap();
     for filled in [false, true] {
         if filled {
             node.fill_the_journal();
         }
         node.take_over();
         assert_eq!(
-            node.namespace.unanswered_publication(),
+            node.namespace.publications().unanswered_publication(),
             Some((2, vec![removed("a")])),
             "filled: {filled}"
         );
-        assert_eq!(node.namespace.lost_operations(), None);
+        assert_eq!(node.namespace.publications().lost_operations(), None);
     }
-    node.namespace.publication_answered();
-    let third = node.namespace.take_outgoing(9, usize::MAX, false);
+    node.namespace.publications().publication_answered();
+    let third = node.namespace.publications().take_outgoing(9, usize::MAX, false);
     assert_eq!((third.number, third.operations), (3, vec![removed("b")]));
     node.take_over();
     // The answer to the second is known by now, the one to the third never came.
-    assert_eq!(node.namespace.unanswered_publication(), Some((3, vec![removed("b")])));
-    assert_eq!((node.namespace.last_answered(), node.namespace.last_publication()), (2, 3));
+    assert_eq!(node.namespace.publications().unanswered_publication(), Some((3, vec![removed("b")])));
+    assert_eq!(
+        (node.namespace.publications().last_answered(), node.namespace.publications().last_publication()),
+        (2, 3)
+    );
 }
 
 /// Goal: a coordinator that is killed in the middle of a publication carries out no operation of it twice when it comes again, and knows
@@ -109,26 +112,29 @@ fn what_others_told_is_carried_out_once() {
     let renamed =
         NameOperation::Renamed { from: path("f"), to: path("g"), exchange: false, what: Some(file) };
     let operations = [directory, moved, made, renamed];
-    node.namespace.becomes_catalog_of(Some(Epoch(3)), &BTreeMap::from([(life.clone(), 6)]), false);
-    node.namespace.follow(&operations, &life, 7);
+    node.namespace.catalog().becomes_catalog_of(Some(Epoch(3)), &BTreeMap::from([(life.clone(), 6)]), false);
+    node.namespace.mirror().follow(&operations, &life, 7);
     let names = node.names();
     assert_eq!(names, [b"e", b"g"]);
     node.take_over();
-    assert_eq!(node.namespace.catalog_of(), Some(Epoch(3)));
+    assert_eq!(node.namespace.catalog().catalog_of(), Some(Epoch(3)));
     assert_eq!(
-        node.namespace.heard_publications(),
+        node.namespace.catalog().heard_publications(),
         BTreeMap::from([(life.clone(), 6)]),
         "its states are missing"
     );
-    node.namespace.follow(&operations, &life, 7);
+    node.namespace.mirror().follow(&operations, &life, 7);
     assert_eq!(node.names(), names);
-    node.namespace.took_publication(&life, 7);
+    node.namespace.catalog().took_publication(&life, 7);
     node.fill_the_journal();
     node.take_over();
-    assert_eq!(node.namespace.heard_publications(), BTreeMap::from([(life, 7)]));
-    node.namespace.is_catalog_no_more();
+    assert_eq!(node.namespace.catalog().heard_publications(), BTreeMap::from([(life, 7)]));
+    node.namespace.catalog().is_catalog_no_more();
     node.take_over();
-    assert_eq!((node.namespace.catalog_of(), node.namespace.heard_publications()), (None, BTreeMap::new()));
+    assert_eq!(
+        (node.namespace.catalog().catalog_of(), node.namespace.catalog().heard_publications()),
+        (None, BTreeMap::new())
+    );
 }
 
 /// Goal: a coordinator makes names while its tree is kept nowhere else. Such names are kept elsewhere only with the whole tree, and count
@@ -137,32 +143,36 @@ fn what_others_told_is_carried_out_once() {
 #[test]
 fn what_was_made_while_nobody_kept_the_tree_is_told_with_all_of_it() {
     let mut node = Node::new();
-    node.namespace.collect_outgoing();
-    node.namespace.lead_outgoing(false);
-    node.namespace.mkdir(&ME, ROOT, b"before", 0o755).unwrap();
-    assert!(node.namespace.untold_operations().is_empty());
+    node.namespace.publications().collect_outgoing();
+    node.namespace.publications().lead_outgoing(false);
+    node.namespace.names().mkdir(&ME, ROOT, b"before", 0o755).unwrap();
+    assert!(node.namespace.publications().untold_operations().is_empty());
     for taken_over in [false, true] {
         if taken_over {
             node.take_over();
         }
-        assert!(node.namespace.has_untold() && node.namespace.lost_operations().is_some(), "{taken_over}");
-        assert!(node.namespace.whole_tree().iter().any(|told| told.path == b"before"));
+        assert!(
+            node.namespace.publications().has_untold()
+                && node.namespace.publications().lost_operations().is_some(),
+            "{taken_over}"
+        );
+        assert!(node.namespace.standing().whole_tree().iter().any(|told| told.path == b"before"));
     }
     // The order of `Catalog::keep`.
-    node.namespace.lead_outgoing(true);
-    node.namespace.mkdir(&ME, ROOT, b"between", 0o755).unwrap();
-    node.namespace.remember_removed(&[]);
-    node.namespace.collect_unkept(true);
-    node.namespace.mkdir(&ME, ROOT, b"after", 0o755).unwrap();
-    let part = node.namespace.take_unkept(1, usize::MAX);
-    assert!(!part.all && node.namespace.lost_operations().is_some(), "it has a part");
-    let rest = node.namespace.take_unkept(usize::MAX, usize::MAX);
+    node.namespace.publications().lead_outgoing(true);
+    node.namespace.names().mkdir(&ME, ROOT, b"between", 0o755).unwrap();
+    node.namespace.catalog().remember_removed(&[]);
+    node.namespace.catalog().collect_unkept(true);
+    node.namespace.names().mkdir(&ME, ROOT, b"after", 0o755).unwrap();
+    let part = node.namespace.catalog().take_unkept(1, usize::MAX);
+    assert!(!part.all && node.namespace.publications().lost_operations().is_some(), "it has a part");
+    let rest = node.namespace.catalog().take_unkept(usize::MAX, usize::MAX);
     let told: Vec<_> = part.nodes.iter().chain(&rest.nodes).flat_map(|(_, names)| names).collect();
     let name = |name: &[u8]| (ROOT, name.to_vec());
     assert_eq!(told, [&name(b"before"), &name(b"between"), &name(b"after")]);
     assert!(rest.all);
-    node.namespace.kept_until(rest.publication, rest.loss);
-    assert!(!node.namespace.has_untold());
+    node.namespace.publications().kept_until(rest.publication, rest.loss);
+    assert!(!node.namespace.publications().has_untold());
 }
 
 /// Goal: a name made while a life counted as lost is kept for a coordinator that is killed meanwhile, too, however often the journal was
@@ -178,39 +188,39 @@ fn what_was_made_while_a_life_was_away_outlives_the_daemon() {
         attributes: attributes.clone(),
     };
     let target = |node: &Node, name: &str| {
-        let found = node.namespace.outgoing_at(name.as_bytes()).expect("it has a name");
+        let found = node.namespace.standing().outgoing_at(name.as_bytes()).expect("it has a name");
         match found.body {
             OutgoingBody::Symlink(target) => target,
             other => panic!("{other:?}"),
         }
     };
-    node.namespace.becomes_catalog_of(Some(Epoch(3)), &BTreeMap::from([(life.clone(), 6)]), true);
-    node.namespace.gives_up(&life);
-    node.namespace.symlink(&ME, ROOT, b"made", b"stays").unwrap();
-    let made = node.namespace.made_while_away(&life).expect("it is away");
+    node.namespace.catalog().becomes_catalog_of(Some(Epoch(3)), &BTreeMap::from([(life.clone(), 6)]), true);
+    node.namespace.catalog().gives_up(&life);
+    node.namespace.names().symlink(&ME, ROOT, b"made", b"stays").unwrap();
+    let made = node.namespace.catalog().made_while_away(&life).expect("it is away");
     for filled in [false, true] {
         if filled {
             node.fill_the_journal();
         }
         node.take_over();
-        assert_eq!(node.namespace.made_while_away(&life), Some(made.clone()), "filled: {filled}");
+        assert_eq!(node.namespace.catalog().made_while_away(&life), Some(made.clone()), "filled: {filled}");
     }
     // The next coordinator is the same node, and that life has published nothing to it: the life counts as lost since then.
-    node.namespace.becomes_catalog_of(Some(Epoch(4)), &BTreeMap::from([(life.clone(), 6)]), true);
-    node.namespace.gives_up(&life);
+    node.namespace.catalog().becomes_catalog_of(Some(Epoch(4)), &BTreeMap::from([(life.clone(), 6)]), true);
+    node.namespace.catalog().gives_up(&life);
     node.take_over();
-    node.namespace.is_back(&life);
-    node.namespace.symlink(&ME, ROOT, b"after", b"old").unwrap();
+    node.namespace.catalog().is_back(&life);
+    node.namespace.names().symlink(&ME, ROOT, b"after", b"old").unwrap();
     node.take_over();
-    node.namespace.follow(&[late("made"), late("after")], &life, 7);
+    node.namespace.mirror().follow(&[late("made"), late("after")], &life, 7);
     assert_eq!([target(&node, "made"), target(&node, "after")], [b"stays".to_vec(), b"late".to_vec()]);
-    node.namespace.told_all(&life);
+    node.namespace.catalog().told_all(&life);
     node.take_over();
-    assert_eq!(node.namespace.made_while_away(&life), None);
-    node.namespace.gives_up(&life);
-    node.namespace.becomes_catalog_of(Some(Epoch(5)), &BTreeMap::new(), false);
+    assert_eq!(node.namespace.catalog().made_while_away(&life), None);
+    node.namespace.catalog().gives_up(&life);
+    node.namespace.catalog().becomes_catalog_of(Some(Epoch(5)), &BTreeMap::new(), false);
     node.take_over();
-    assert_eq!(node.namespace.made_while_away(&life), None, "another tree was the catalog");
+    assert_eq!(node.namespace.catalog().made_while_away(&life), None, "another tree was the catalog");
 }
 
 /// Goal: a node still has an old link, and another node has made a new link of that name. If the node reports its link's state, the new
@@ -218,7 +228,7 @@ fn what_was_made_while_a_life_was_away_outlives_the_daemon() {
 #[test]
 fn how_a_link_of_before_stands_wins_no_name_back() {
     let node = Node::new();
-    node.namespace.symlink(&ME, ROOT, b"link", b"stays").unwrap();
+    node.namespace.names().symlink(&ME, ROOT, b"link", b"stays").unwrap();
     let stands = |target: &[u8], mtime_ns| NodeState {
         path: b"link".to_vec(),
         attributes_ns: 0,
@@ -227,8 +237,8 @@ fn how_a_link_of_before_stands_wins_no_name_back() {
         kind: NodeKind::Symlink { target: target.to_vec() },
     };
     for (target, mtime_ns) in [(b"late".as_slice(), 5), (b"stays".as_slice(), 6)] {
-        node.namespace.take_states(&[stands(target, mtime_ns)], Incarnation(8), false);
-        let found = node.namespace.outgoing_at(b"link").expect("it has a name");
+        node.namespace.mirror().take_states(&[stands(target, mtime_ns)], Incarnation(8), false);
+        let found = node.namespace.standing().outgoing_at(b"link").expect("it has a name");
         assert!(matches!(&found.body, OutgoingBody::Symlink(target) if target == b"stays"), "{found:?}");
     }
 }

@@ -136,8 +136,8 @@ impl Site {
         }
         // Files that were not in Tier-3 are gone with the memory.
         self.present = (0..STEPS).filter_map(|step| Some((step, self.shown(step)?))).collect();
-        let root = self.namespace().node_at(b"").unwrap();
-        let made = self.namespace().mkdir(&caller(), root, b"r", 0o755);
+        let root = self.namespace().nodes().node_at(b"").unwrap();
+        let made = self.namespace().names().mkdir(&caller(), root, b"r", 0o755);
         assert!(matches!(made, Ok(_) | Err(FsError::Exists)), "{made:?}");
     }
 
@@ -178,7 +178,7 @@ impl Site {
     /// The save that the tree shows: no two are of one size.
     fn shown(&self, step: usize) -> Option<usize> {
         let namespace = self.namespace();
-        let view = namespace.view(namespace.node_at(&path(step))?)?;
+        let view = namespace.nodes().view(namespace.nodes().node_at(&path(step))?)?;
         self.saves.iter().position(|(_, bytes)| bytes.len() as u64 == view.size_bytes)
     }
 
@@ -188,9 +188,9 @@ impl Site {
 
     fn save_bytes(&mut self, step: usize, bytes: Vec<u8>) {
         let namespace = self.namespace();
-        let folder = namespace.node_at(b"r").unwrap();
+        let folder = namespace.nodes().node_at(b"r").unwrap();
         let file = loop {
-            let opened = match namespace.node_at(&path(step)) {
+            let opened = match namespace.nodes().node_at(&path(step)) {
                 Some(node) => namespace.open(&caller(), node, O_RDWR | O_TRUNC),
                 None => {
                     let made = namespace.create(&caller(), folder, &name(step), 0o644, O_RDWR);
@@ -207,8 +207,8 @@ impl Site {
             }
         };
         assert_eq!(file.backing.write_at(&bytes, 0).unwrap(), bytes.len());
-        namespace.flush(file.fh, &caller(), false).unwrap();
-        namespace.release(file.fh).unwrap();
+        namespace.handles().flush(file.fh, &caller(), false).unwrap();
+        namespace.handles().release(file.fh).unwrap();
         self.present.insert(step, self.saves.len());
         self.saves.push((step, bytes));
     }
@@ -217,11 +217,11 @@ impl Site {
     async fn verdict(&self, step: usize) -> Option<Verdict> {
         let namespace = self.namespace();
         loop {
-            let view = namespace.view(namespace.node_at(&path(step)).unwrap()).unwrap();
+            let view = namespace.nodes().view(namespace.nodes().node_at(&path(step)).unwrap()).unwrap();
             if view.sealed().is_some() {
                 // The loop keeps the verdict in the turn in which it seals: what it answers afterwards comes behind both.
                 assert!(self.node().standing().await.is_some());
-                let view = namespace.view(view.node).expect("it has a name");
+                let view = namespace.nodes().view(view.node).expect("it has a name");
                 return view.content.map(|content| content.verdict);
             }
             assert!(view.content.is_none(), "the verdict is of older bytes");
@@ -234,8 +234,8 @@ impl Site {
             Op::Save { step } => self.save(*step),
             Op::Remove { step } => {
                 let namespace = self.namespace();
-                let folder = namespace.node_at(b"r").unwrap();
-                let removed = namespace.unlink(&caller(), folder, &name(*step));
+                let folder = namespace.nodes().node_at(b"r").unwrap();
+                let removed = namespace.names().unlink(&caller(), folder, &name(*step));
                 assert_eq!(removed.is_ok(), self.present.remove(step).is_some());
             }
             Op::Tell { step } => {

@@ -142,7 +142,7 @@ fn a_length_that_no_tier_holds_is_refused_at_once_and_says_nothing_of_room() {
         }
         assert_eq!(set(largest), Some(libc::ENOSPC));
         assert_eq!(allocate(largest), rustix::io::Errno::NOSPC);
-        let refusals = site.namespace.refusals();
+        let refusals = site.namespace.room().refusals();
         assert_eq!((refusals.count, refusals.last), (0, None));
         assert_eq!(file.metadata().unwrap().len(), 0);
         file.write_all_at(b"written", 0).unwrap();

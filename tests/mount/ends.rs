@@ -282,6 +282,6 @@ fn serve_for_a_writer_outside() {
     println!("serves: {}", site.path("").display());
     for name in std::io::stdin().lines() {
         println!("state: {:?}", site.state_after_close(name.unwrap()));
-        println!("unseen: {}", site.namespace.writers_unseen());
+        println!("unseen: {}", site.namespace.writers().writers_unseen());
     }
 }

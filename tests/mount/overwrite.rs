@@ -43,7 +43,7 @@ fn every_name_of_an_overwritten_file_has_the_new_bytes() {
         fs::write(&a, pattern(300_000, 1)).unwrap();
         site.seal("a");
         fs::hard_link(&a, &b).unwrap();
-        let nodes = site.namespace.statfs().nodes;
+        let nodes = site.namespace.room().statfs().nodes;
         let mut reader = File::open(&a).unwrap();
         // From now on the kernel believes this name for a second.
         assert_eq!(fs::metadata(&a).unwrap().nlink(), 2);
@@ -69,7 +69,7 @@ fn an_open_without_a_name_truncates_the_file_where_it_is() {
         site.seal("f");
         let reader = File::open(site.path("f")).unwrap();
         let FileState::Sealed { seal, .. } = site.view("f").state else { panic!("it is sealed") };
-        let pin = site.namespace.pin_seal(site.view("f").file, seal).unwrap();
+        let pin = site.namespace.seals().pin_seal(site.view("f").file, seal).unwrap();
         let upload = std::thread::spawn(move || {
             let pin = pin;
             // As long as an upload reads it, it stays.
@@ -100,7 +100,7 @@ fn an_inode_without_a_name_is_opened_with_its_bytes() {
         let remember = || rustix::fs::open(&file, OFlags::PATH, Mode::empty()).unwrap();
         let read = |known: &OwnedFd| fs::read(format!("/proc/self/fd/{}", known.as_raw_fd())).unwrap();
         fs::write(&file, b"first").unwrap();
-        let nodes = site.namespace.statfs().nodes;
+        let nodes = site.namespace.room().statfs().nodes;
         let replaced = remember();
         fs::write(site.path("f.tmp"), b"second").unwrap();
         fs::rename(site.path("f.tmp"), &file).unwrap();
@@ -181,11 +181,11 @@ fn a_file_mapped_for_writing_is_not_sealed_until_it_is_unmapped() {
     drop(file);
     assert_eq!(site.state_after_close("f"), FileState::Closed);
     let node = site.view("f").node;
-    assert_eq!(site.namespace.begin_seal(node).unwrap_err(), NotSealable::Mapped);
+    assert_eq!(site.namespace.seals().begin_seal(node).unwrap_err(), NotSealable::Mapped);
     map[0] = 1;
     assert_eq!(site.view("f").state, FileState::Mapped);
     drop(map);
-    assert!(site.namespace.begin_seal(node).is_ok());
+    assert!(site.namespace.seals().begin_seal(node).is_ok());
 }
 
 /// S-trunc: "A file that a program runs from is not truncated, sealed or not: ETXTBSY."

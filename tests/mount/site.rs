@@ -82,8 +82,8 @@ impl Site {
     /// The kernel forgets an inode some time after its last use.
     pub(crate) fn wait_for_nodes(&self, expected: u64) {
         let deadline = Instant::now() + PATIENCE;
-        while self.namespace.statfs().nodes != expected {
-            let nodes = self.namespace.statfs().nodes;
+        while self.namespace.room().statfs().nodes != expected {
+            let nodes = self.namespace.room().statfs().nodes;
             assert!(Instant::now() < deadline, "{nodes} nodes, expected {expected}: one is not forgotten");
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -130,8 +130,8 @@ impl Site {
 
     pub(crate) fn view(&self, name: impl AsRef<Path>) -> FileView {
         let name = name.as_ref().as_os_str().as_bytes();
-        let node = self.namespace.node_at(name).expect("the file has a name");
-        self.namespace.view(node).expect("the node is a file")
+        let node = self.namespace.nodes().node_at(name).expect("the file has a name");
+        self.namespace.nodes().view(node).expect("the node is a file")
     }
 
     /// RELEASE comes some time after close(2) has returned.
@@ -152,13 +152,13 @@ impl Site {
     pub(crate) fn seal(&self, name: impl AsRef<Path>) {
         let name = name.as_ref();
         assert_eq!(self.state_after_close(name), FileState::Closed);
-        let ticket = self.namespace.begin_seal(self.view(name).node).unwrap();
+        let ticket = self.namespace.seals().begin_seal(self.view(name).node).unwrap();
         let bytes = ticket.backing.map().unwrap();
         let chunk = usize::try_from(tidemark_protocol::layout::CHUNK_BYTES).unwrap();
         let crc = tidemark_protocol::checksum::Crc64;
         let sum = |part: &[u8]| crc(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, part));
         let chunks: Arc<[_]> = bytes.chunks(chunk).map(sum).collect();
-        self.namespace.finish_seal(&ticket, sum(&bytes), chunks).unwrap();
+        self.namespace.seals().finish_seal(&ticket, sum(&bytes), chunks).unwrap();
     }
 }
 

@@ -83,20 +83,20 @@ impl Sealer {
         let large = usize::try_from(CHUNK_BYTES).expect("a chunk fits") + 1;
         let pattern = |len: usize| (0..=250_u8).cycle().take(len).collect::<Bytes>();
         let contents = [(LARGE, pattern(large)), (SMALL, pattern(3000)), (LOOSE, pattern(700))];
-        let root = namespace.node_at(b"").expect("the root");
+        let root = namespace.nodes().node_at(b"").expect("the root");
         let mut sealed = BTreeMap::new();
         for (name, bytes) in contents {
             let caller = Caller { uid: 1, gid: 1, pid: 0, now_ns: 1, request: 0 };
             let (_, open) =
                 namespace.create(&caller, root, name.as_bytes(), 0o644, READ_WRITE).expect("a file");
             assert_eq!(open.backing.write_at(&bytes, 0).expect("written"), bytes.len());
-            namespace.flush(open.fh, &caller, false).expect("flushed");
-            namespace.release(open.fh).expect("closed");
-            let node = namespace.node_at(name.as_bytes()).expect("its node");
-            let ticket = namespace.begin_seal(node).expect("closed files are sealed");
+            namespace.handles().flush(open.fh, &caller, false).expect("flushed");
+            namespace.handles().release(open.fh).expect("closed");
+            let node = namespace.nodes().node_at(name.as_bytes()).expect("its node");
+            let ticket = namespace.seals().begin_seal(node).expect("closed files are sealed");
             let SealSums { crc, chunks } = chunk::hash(&bytes, 1);
-            namespace.finish_seal(&ticket, crc, Arc::clone(&chunks)).expect("nobody writes it");
-            let pin = namespace.pin_seal(ticket.file, ticket.seal).expect("it is sealed");
+            namespace.seals().finish_seal(&ticket, crc, Arc::clone(&chunks)).expect("nobody writes it");
+            let pin = namespace.seals().pin_seal(ticket.file, ticket.seal).expect("it is sealed");
             let entry = RecordFile {
                 path: path_of(name),
                 file: ticket.file,

@@ -160,7 +160,7 @@ impl Catalog {
             return true;
         }
         // A part that has already begun may have been collected before the change.
-        self.cluster.namespace().wake_keeper();
+        self.cluster.namespace().catalog().wake_keeper();
         let waited = tokio::time::timeout(KEPT_WAIT, kept.wait_for(|part| *part > begun)).await;
         matches!(waited, Ok(Ok(_)))
     }
@@ -219,7 +219,7 @@ impl Catalog {
         let own = self.cluster.life.incarnation;
         let mut script = match before {
             Some(before) => {
-                let child = |parent, name: &[u8]| namespace.child_number(parent, name);
+                let child = |parent, name: &[u8]| namespace.standing().child_number(parent, name);
                 let script = tokio::task::block_in_place(|| {
                     Script::after(before, (self.epoch, own), is_complete, child)
                 });
@@ -240,8 +240,8 @@ impl Catalog {
         }
         // The order matters: a change made in between is collected, and stays here in case it is not kept.
         self.keeping.kept(if script.is_whole() { 0 } else { NOBODY });
-        namespace.lead_outgoing(true);
-        namespace.collect_unkept(!script.is_whole());
+        namespace.publications().lead_outgoing(true);
+        namespace.catalog().collect_unkept(!script.is_whole());
         {
             let mut state = self.lock();
             state.unkept = state.published.keys().cloned().collect();
@@ -271,13 +271,13 @@ impl Catalog {
             if let Err(why) = self.write(&mut script, log).await {
                 return why;
             }
-            namespace.kept_until(unkept.publication, unkept.loss);
+            namespace.publications().kept_until(unkept.publication, unkept.loss);
             self.lock().kept.extend(published);
             if *self.keeping.kept.borrow() == NOBODY {
                 tracing::info!("the whole catalog is kept in etcd");
             }
             self.keeping.kept(begun);
-            namespace.unkept_changed().await;
+            namespace.catalog().unkept_changed().await;
         }
     }
 
@@ -312,7 +312,7 @@ impl Catalog {
     async fn next_part(&self) -> Part {
         let _step = self.keeping.step().await;
         let begun = self.keeping.begun.fetch_add(1, Ordering::AcqRel) + 1;
-        let unkept = self.cluster.namespace().take_unkept(BATCH_ITEMS_MAX, BATCH_BYTES_MAX);
+        let unkept = self.cluster.namespace().catalog().take_unkept(BATCH_ITEMS_MAX, BATCH_BYTES_MAX);
         let mut published = BTreeMap::new();
         // Only with the last part all names of a publication are there.
         if unkept.all {

@@ -83,7 +83,7 @@ fn life(at: u64) -> NodeLife {
 
 /// Takes a part of `most` nodes, and plans its changes as [`Catalog::keep_after`] does; returns true for the last part.
 fn take(script: &mut Script, of: &Namespace, most: usize, published: &[(NodeLife, u64)]) -> bool {
-    let mut unkept = of.take_unkept(most, usize::MAX);
+    let mut unkept = of.catalog().take_unkept(most, usize::MAX);
     script.take(&mut unkept, |(node, names)| {
         let id = node.node;
         CatalogNode { id, names, state: state_of(of, node) }
@@ -97,11 +97,11 @@ fn take(script: &mut Script, of: &Namespace, most: usize, published: &[(NodeLife
 }
 
 fn child(of: &Namespace) -> impl Fn(u64, &[u8]) -> Option<u64> {
-    |parent, name| of.child_number(parent, name)
+    |parent, name| of.standing().child_number(parent, name)
 }
 
 fn tree(of: &Namespace) -> Vec<String> {
-    let nodes = of.whole_tree().into_iter();
+    let nodes = of.standing().whole_tree().into_iter();
     nodes.map(|node| String::from_utf8(node.path).expect("names of tests are UTF-8")).collect()
 }
 
@@ -115,22 +115,22 @@ fn kept_paths(kept: &KeptCatalog) -> Vec<String> {
 
 fn file(tree: &Namespace, parent: u64, name: &str) -> u64 {
     let (attr, open) = tree.create(&ME, parent, name.as_bytes(), 0o644, 1).unwrap();
-    tree.flush(open.fh, &ME, false).unwrap();
-    tree.release(open.fh).unwrap();
+    tree.handles().flush(open.fh, &ME, false).unwrap();
+    tree.handles().release(open.fh).unwrap();
     attr.node
 }
 
 #[test]
 fn a_tree_is_whole_with_its_last_step_and_so_are_the_publications_in_it() {
     let (catalog, _folder) = namespace(7);
-    let run = catalog.mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
+    let run = catalog.names().mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
     for number in 0..4 * CHANGES_MAX {
         file(&catalog, run, &format!("f{number:04}"));
     }
     let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
     etcd.keys.insert("catalog/node/left by another version".to_owned(), (vec![9], 0));
-    catalog.remember_removed(&[]);
-    catalog.collect_unkept(true);
+    catalog.catalog().remember_removed(&[]);
+    catalog.catalog().collect_unkept(true);
     let published = [(life(2), 5)];
     assert!(!take(&mut script, &catalog, CHANGES_MAX + 5, &published));
     assert_eq!(etcd.make_all(&mut script), 3, "all of before goes first");
@@ -148,15 +148,15 @@ fn a_tree_is_whole_with_its_last_step_and_so_are_the_publications_in_it() {
 #[test]
 fn a_successor_writes_only_what_differs_from_what_is_there() {
     let (catalog, _folder) = namespace(7);
-    let run = catalog.mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
+    let run = catalog.names().mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
     let names: Vec<String> = (0..300).map(|number| format!("f{number:04}")).collect();
     // Links and not files: the memory that a file of the lost node was in is gone, and that differs.
     for name in &names {
-        catalog.symlink(&ME, run, name.as_bytes(), b"x").unwrap();
+        catalog.names().symlink(&ME, run, name.as_bytes(), b"x").unwrap();
     }
     let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
-    catalog.remember_removed(&[]);
-    catalog.collect_unkept(true);
+    catalog.catalog().remember_removed(&[]);
+    catalog.catalog().collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
     etcd.make_all(&mut script);
     let before = etcd.keys.clone();
@@ -164,12 +164,12 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
     // Another node recovers the catalog; its own nodes have other numbers.
     let (other, _folder) = namespace(8);
     file(&other, TREE_ROOT, "mine");
-    let moment = other.moment_before();
+    let moment = other.catalog().moment_before();
     let kept = etcd.load().expect("it is whole");
-    other.become_catalog(&kept.directories(i64::MAX), moment);
+    other.mirror().become_catalog(&kept.directories(i64::MAX), moment);
     let mut script = Script::after(kept, (Epoch(4), Incarnation(8)), true, child(&other));
-    other.remember_removed(&[]);
-    other.collect_unkept(false);
+    other.catalog().remember_removed(&[]);
+    other.catalog().collect_unkept(false);
     assert!(take(&mut script, &other, usize::MAX, &[(life(2), 5), (life(8), 1)]));
     assert_eq!(etcd.make_all(&mut script), 2, "who writes now, and what differs");
     assert!(etcd.mark.whole && etcd.mark.epoch == Epoch(4));
@@ -179,10 +179,10 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
     assert_eq!(kept_paths(&after), tree(&other));
 
     // Changes from now on are made to the earlier keys.
-    let run = other.node_at(b"run").unwrap();
-    other.rename(&ME, (TREE_ROOT, b"run"), (TREE_ROOT, b"moved"), 0).unwrap();
-    other.unlink(&ME, run, b"f0007").unwrap();
-    other.rename(&ME, (run, b"f0001"), (run, b"f0002"), 0).unwrap();
+    let run = other.nodes().node_at(b"run").unwrap();
+    other.names().rename(&ME, (TREE_ROOT, b"run"), (TREE_ROOT, b"moved"), 0).unwrap();
+    other.names().unlink(&ME, run, b"f0007").unwrap();
+    other.names().rename(&ME, (run, b"f0001"), (run, b"f0002"), 0).unwrap();
     file(&other, run, "new");
     assert!(take(&mut script, &other, usize::MAX, &[]));
     assert_eq!(etcd.make_all(&mut script), 1);
@@ -194,22 +194,22 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
 #[test]
 fn what_is_gone_from_the_tree_since_goes_from_the_keys() {
     let (catalog, _folder) = namespace(7);
-    let run = catalog.mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
+    let run = catalog.names().mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
     for number in 0..3 * CHANGES_MAX {
         file(&catalog, run, &format!("f{number:04}"));
     }
     let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
-    catalog.remember_removed(&[]);
-    catalog.collect_unkept(true);
+    catalog.catalog().remember_removed(&[]);
+    catalog.catalog().collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
     etcd.make_all(&mut script);
     // The coordinator is back as another daemon with the same tree; meanwhile names went.
     for number in 0..2 * CHANGES_MAX {
-        catalog.unlink(&ME, run, format!("f{number:04}").as_bytes()).unwrap();
+        catalog.names().unlink(&ME, run, format!("f{number:04}").as_bytes()).unwrap();
     }
     let mut script =
         Script::after(etcd.load().expect("whole"), (Epoch(4), Incarnation(7)), true, child(&catalog));
-    catalog.collect_unkept(false);
+    catalog.catalog().collect_unkept(false);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 6)]));
     etcd.make_all(&mut script);
     let kept = etcd.load().expect("whole");
@@ -222,34 +222,34 @@ fn the_times_of_a_file_are_read_by_the_clock_of_whoever_reads_them() {
     const AHEAD_NS: i64 = 3_600_000_000_000;
     let (catalog, _folder) = namespace(7);
     file(&catalog, TREE_ROOT, "f");
-    let opened = |tree: &Namespace| match tree.outgoing_at(b"f").expect("it is there").body {
+    let opened = |tree: &Namespace| match tree.standing().outgoing_at(b"f").expect("it is there").body {
         OutgoingBody::File(view) => view.opened_ns,
         other => panic!("{other:?}"),
     };
     let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
-    catalog.remember_removed(&[]);
-    catalog.collect_unkept(true);
+    catalog.catalog().remember_removed(&[]);
+    catalog.catalog().collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[]));
     etcd.make_all(&mut script);
     // The next coordinator's clock is an hour ahead, and its successor's is the first one's.
     let (other, _folder) = namespace(8);
     let mut kept = etcd.load().expect("whole");
     kept.ahead_ns = AHEAD_NS;
-    other.become_catalog(&kept.directories(i64::MAX), other.moment_before());
+    other.mirror().become_catalog(&kept.directories(i64::MAX), other.catalog().moment_before());
     assert_eq!(opened(&other), opened(&catalog) + AHEAD_NS);
     let mut script = Script::after(kept, (Epoch(4), Incarnation(8)), true, child(&other));
-    other.rename(&ME, (TREE_ROOT, b"f"), (TREE_ROOT, b"g"), 0).unwrap();
-    other.rename(&ME, (TREE_ROOT, b"g"), (TREE_ROOT, b"f"), 0).unwrap();
-    other.mkdir(&ME, TREE_ROOT, b"new", 0o755).unwrap();
-    other.remember_removed(&[]);
-    other.collect_unkept(false);
+    other.names().rename(&ME, (TREE_ROOT, b"f"), (TREE_ROOT, b"g"), 0).unwrap();
+    other.names().rename(&ME, (TREE_ROOT, b"g"), (TREE_ROOT, b"f"), 0).unwrap();
+    other.names().mkdir(&ME, TREE_ROOT, b"new", 0o755).unwrap();
+    other.catalog().remember_removed(&[]);
+    other.catalog().collect_unkept(false);
     assert!(take(&mut script, &other, usize::MAX, &[]));
     etcd.make_all(&mut script);
     let (last, _folder) = namespace(9);
     let mut kept = etcd.load().expect("whole");
     assert_eq!(kept.mark.ahead_ns, AHEAD_NS);
     kept.ahead_ns = kept.mark.ahead_ns - AHEAD_NS;
-    last.become_catalog(&kept.directories(i64::MAX), last.moment_before());
+    last.mirror().become_catalog(&kept.directories(i64::MAX), last.catalog().moment_before());
     assert_eq!(opened(&last), opened(&catalog));
 }
 
@@ -259,23 +259,23 @@ fn the_times_of_a_file_are_read_by_the_clock_of_whoever_reads_them() {
 fn what_was_done_at_once_is_kept_all_or_not_at_all() {
     const FILES: usize = 3 * CHANGES_MAX;
     let (catalog, _folder) = namespace(7);
-    let run = catalog.mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
+    let run = catalog.names().mkdir(&ME, TREE_ROOT, b"run", 0o755).unwrap().node;
     let name = |number: usize| format!("f{number:04}").into_bytes();
     for number in 0..FILES {
-        catalog.symlink(&ME, run, &name(number), b"x").unwrap();
+        catalog.names().symlink(&ME, run, &name(number), b"x").unwrap();
     }
     let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
-    catalog.remember_removed(&[]);
-    catalog.collect_unkept(true);
+    catalog.catalog().remember_removed(&[]);
+    catalog.catalog().collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
     etcd.make_all(&mut script);
     let before = tree(&catalog);
     // `mkdir moved; mv run/* moved/; rmdir run`: the new directory has the highest number.
-    let moved = catalog.mkdir(&ME, TREE_ROOT, b"moved", 0o755).unwrap().node;
+    let moved = catalog.names().mkdir(&ME, TREE_ROOT, b"moved", 0o755).unwrap().node;
     for number in 0..FILES {
-        catalog.rename(&ME, (run, &name(number)), (moved, &name(number)), 0).unwrap();
+        catalog.names().rename(&ME, (run, &name(number)), (moved, &name(number)), 0).unwrap();
     }
-    catalog.rmdir(&ME, TREE_ROOT, b"run").unwrap();
+    catalog.names().rmdir(&ME, TREE_ROOT, b"run").unwrap();
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 6)]));
     let after = tree(&catalog);
     let mut seen = BTreeMap::new();
@@ -288,11 +288,11 @@ fn what_was_done_at_once_is_kept_all_or_not_at_all() {
         *seen.entry(published).or_insert(0) += 1;
         // The successor makes the changes that were written down, and writes the differences.
         let (other, _folder) = namespace(8);
-        assert!(other.become_catalog(&kept.directories(i64::MAX), other.moment_before()));
+        assert!(other.mirror().become_catalog(&kept.directories(i64::MAX), other.catalog().moment_before()));
         let found = tree(&other);
         let mut next = Script::after(kept, (Epoch(4), Incarnation(8)), true, child(&other));
-        other.remember_removed(&[]);
-        other.collect_unkept(false);
+        other.catalog().remember_removed(&[]);
+        other.catalog().collect_unkept(false);
         assert!(take(&mut next, &other, usize::MAX, &[]));
         let mut copy = Etcd { keys: etcd.keys.clone(), ..etcd };
         copy.make_all(&mut next);

@@ -72,7 +72,7 @@ impl Catalog {
     /// Evicts other nodes from the directories of the file's other names: a change under one name changes all of them.
     async fn share_other_names(&self, from: &NodeName, look: &Look) -> Result<(), Refusal> {
         let path = join(&look.directory, &look.name);
-        for other in self.cluster.namespace().other_names(&path) {
+        for other in self.cluster.namespace().nodes().other_names(&path) {
             let directory = split(&other).0;
             let verdict = self.lock().leases.read(from, directory, None, self.now());
             if let Verdict::PublishFirst(holder) = verdict {
@@ -113,29 +113,30 @@ impl Catalog {
         }
         let namespace = self.cluster.namespace();
         // Torn files are hidden, and a user may want them back.
-        Answer::Known(namespace.outgoing_anywhere(file).map(|node| state_of(namespace, node)))
+        Answer::Known(namespace.standing().outgoing_anywhere(file).map(|node| state_of(namespace, node)))
     }
 
     fn entries(&self, directory: &[u8]) -> Option<Vec<NodeState>> {
         let namespace = self.cluster.namespace();
-        let nodes = namespace.outgoing_in(directory)?;
+        let nodes = namespace.standing().outgoing_in(directory)?;
         Some(nodes.into_iter().map(|node| state_of(namespace, node)).collect())
     }
 
     async fn looked(&self, look: &Look, leave: Leave) -> Looked {
         let namespace = self.cluster.namespace();
         let path = join(&look.directory, &look.name);
-        let mut found = namespace.outgoing_at(&path);
+        let mut found = namespace.standing().outgoing_at(&path);
         // The home of an unsealed file may have newer facts: close(2) may have returned there before this question.
         if let Some(home) = found.as_ref().and_then(unsettled_home)
             && let Some(member) = self.cluster.member_of(home)
             && !member.gone
             && self.recall(&member.life.node, &look.directory, None, false).await.is_ok()
         {
-            found = namespace.outgoing_at(&path);
+            found = namespace.standing().outgoing_at(&path);
         }
         let directory = look.directory.is_empty()
             || namespace
+                .standing()
                 .outgoing_at(&look.directory)
                 .is_some_and(|node| matches!(node.body, OutgoingBody::Directory));
         Looked { found: found.map(|node| state_of(namespace, node)), directory, leave }

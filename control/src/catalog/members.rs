@@ -126,9 +126,9 @@ impl Catalog {
             tracing::warn!(node = %life.node, "nothing is expected from it any more: what it held is free, and its processes count as ended");
             // First: once the life counts as heard, an unknown file counts as absent.
             self.claim_for(life);
-            self.cluster.namespace().gives_up(life);
+            self.cluster.namespace().catalog().gives_up(life);
             self.heard(life);
-            self.cluster.namespace().end_fates(life.incarnation, self.cluster.namespace().now_ns());
+            self.cluster.namespace().catalog().end_fates(life.incarnation, self.cluster.namespace().now_ns());
         }
         if let Some(list) = list {
             self.cluster.take_members(list);
@@ -210,7 +210,7 @@ impl Catalog {
             state.published.remove(from);
             state.answers.remove(from);
             state.kept.remove(from);
-            self.cluster.namespace().forget_publications(from);
+            self.cluster.namespace().catalog().forget_publications(from);
         }
         // The node got its exclusive directories from another coordinator, or in an earlier start.
         state.leases.gone(&node);
@@ -223,7 +223,7 @@ impl Catalog {
         let published = self.answered_until(from, &state);
         // A node that was no longer expected has to publish its present state.
         let states = state.hearing.asks_states(from) || was_given_up;
-        self.cluster.namespace().is_back(from);
+        self.cluster.namespace().catalog().is_back(from);
         Ok(Joined { admit, members, published, states, alone })
     }
 

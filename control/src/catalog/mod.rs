@@ -122,7 +122,7 @@ impl Catalog {
     ) -> Arc<Self> {
         let started = Instant::now();
         let known = (!hearing.knows_nothing()).then_some(epoch);
-        cluster.namespace().becomes_catalog_of(known, &published, hearing.is_own());
+        cluster.namespace().catalog().becomes_catalog_of(known, &published, hearing.is_own());
         let now = Now { ms: 0, wall_ms: cluster.namespace().now_ns() / 1_000_000 };
         let state = State {
             leases: Leases::default(),

@@ -25,7 +25,7 @@ impl Catalog {
         let mut untold: BTreeMap<NodeName, BTreeSet<FileId>> = BTreeMap::new();
         loop {
             tokio::time::sleep(TELL_EVERY).await;
-            for file in self.cluster.namespace().take_removed() {
+            for file in self.cluster.namespace().catalog().take_removed() {
                 let home = self.cluster.member_of(file.incarnation).map(|member| member.life.node);
                 // The tree of this node reports that itself.
                 let home = home.filter(|home| *home != self.cluster.life.node);
@@ -51,7 +51,7 @@ impl Catalog {
     async fn tell_of(&self, node: &NodeName, mut files: BTreeSet<FileId>) -> Option<BTreeSet<FileId>> {
         if *node == self.cluster.life.node {
             let files: Vec<_> = files.into_iter().collect();
-            self.cluster.namespace().end_removed(&files);
+            self.cluster.namespace().mirror().end_removed(&files);
             return None;
         }
         // A node that is gone has nothing any more, or is another life when it is back.

@@ -29,7 +29,7 @@ pub enum Before {
     /// The node had the catalog, and its tree still is the catalog. Or the coordinator is fixed and began with empty memory: then its tree
     /// is all that Tier-3 had of the catalog. Etcd's copy adds which files were removed.
     Own(Option<KeptCatalog>),
-    /// Etcd kept the catalog; this node's tree has become the same ([`tidemark_namespace::Namespace::become_catalog`]).
+    /// Etcd kept the catalog; this node's tree has become the same ([`Mirror::become_catalog`](tidemark_namespace::Mirror::become_catalog)).
     Kept(KeptCatalog),
     /// Unknown: there was no coordinator, or etcd does not have all of the catalog.
     Nothing,
@@ -104,7 +104,7 @@ impl Catalog {
         tracing::info!(%epoch, nodes, %before, "this node is the coordinator, and hears the others");
         let namespace = cluster.namespace();
         let mut published = match before {
-            Before::Own(_) => namespace.heard_publications(),
+            Before::Own(_) => namespace.catalog().heard_publications(),
             Before::Kept(kept) => kept.published().clone(),
             Before::Nothing => BTreeMap::new(),
         };
@@ -113,7 +113,7 @@ impl Catalog {
             Before::Own(Some(kept)) | Before::Kept(kept) => kept.removed(),
             Before::Own(None) | Before::Nothing => Vec::new(),
         };
-        namespace.remember_removed(&removed);
+        namespace.catalog().remember_removed(&removed);
         let catalog = Self::start(cluster, epoch, presence, terms, (published, hearing));
         if let Before::Own(Some(kept)) | Before::Kept(kept) = before {
             catalog.lock().kept = kept.published().clone();
@@ -142,7 +142,7 @@ impl Catalog {
     /// Notes that the names of Tier-3 are in the tree.
     pub fn heard_tier3(&self) {
         if self.lock().hearing.knows_nothing() {
-            self.cluster.namespace().has_catalog_of(self.epoch);
+            self.cluster.namespace().catalog().has_catalog_of(self.epoch);
         }
         let mut state = self.lock();
         if std::mem::take(&mut state.hearing.tier3) {

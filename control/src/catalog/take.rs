@@ -77,14 +77,14 @@ impl Catalog {
         // After that: a coordinator that is killed in between takes the last part again, and then must still know which names belong to
         // other nodes.
         if publication.whole && publication.last {
-            namespace.told_all(from);
+            namespace.catalog().told_all(from);
         }
         published
     }
 
     fn take_into_tree(&self, from: &NodeLife, publication: &Publication, now_ns: i64) {
         let namespace = self.cluster.namespace();
-        namespace.follow(&publication.operations, from, publication.number);
+        namespace.mirror().follow(&publication.operations, from, publication.number);
         let clocks = self.lock().clocks.clone();
         let read = |at| clocks.read(from.incarnation, at, now_ns);
         let told = publication.states.iter().map(|told| told.clone().with_times(read));
@@ -93,12 +93,12 @@ impl Catalog {
         } else {
             told.collect()
         };
-        let nameless = namespace.take_states(&states, from.incarnation, publication.makes);
+        let nameless = namespace.mirror().take_states(&states, from.incarnation, publication.makes);
         if publication.whole {
             // Between the parts of a full publication no other publication of the node is on its way: a file without a name here was
             // removed.
             tracing::debug!(%from, files = ?nameless, "files of a node that have no name any more");
-            namespace.tell_removed_again(&nameless);
+            namespace.catalog().tell_removed_again(&nameless);
         }
         self.forget_unclaimed(&states);
         let fates: Vec<_> = publication
@@ -116,7 +116,7 @@ impl Catalog {
                 fact
             })
             .collect();
-        namespace.take_fates(&fates, from.incarnation);
+        namespace.catalog().take_fates(&fates, from.incarnation);
         self.tell_unknown_objects(from, &states);
     }
 
@@ -124,7 +124,7 @@ impl Catalog {
         let namespace = self.cluster.namespace();
         let paths = |operation: &NameOperation| {
             let path = operation.path().to_vec();
-            namespace.other_names(&path).into_iter().chain([path]).collect::<Vec<_>>()
+            namespace.nodes().other_names(&path).into_iter().chain([path]).collect::<Vec<_>>()
         };
         let changed: Vec<_> = publication.operations.iter().flat_map(paths).collect();
         let mut shared = Vec::new();
@@ -159,7 +159,7 @@ impl Catalog {
         for told in &publication.states {
             state.leases.published_at(&from.node, &told.path);
         }
-        namespace.took_publication(from, publication.number);
+        namespace.catalog().took_publication(from, publication.number);
         state.published.insert(from.clone(), publication.number);
         state.unkept.insert(from.clone());
         let published = Published { whole_wanted: false, shared };
@@ -202,8 +202,8 @@ impl Catalog {
     /// Returns whether the name belongs to another node by now. A node that publishes everything was away, or publishes to a coordinator
     /// that knows nothing.
     fn is_others(&self, path: &[u8], kind: &NodeKind, from: &NodeLife) -> bool {
-        let Some(here) = self.cluster.namespace().outgoing_at(path) else { return false };
-        let made_while_away = || self.cluster.namespace().made_while_away(from);
+        let Some(here) = self.cluster.namespace().standing().outgoing_at(path) else { return false };
+        let made_while_away = || self.cluster.namespace().catalog().made_while_away(from);
         let made_since = || made_while_away().is_some_and(|made| made.contains(&here.node));
         let others = match (&here.body, kind) {
             (OutgoingBody::File(view), NodeKind::File(facts)) if facts.file == view.file => false,
@@ -226,7 +226,8 @@ impl Catalog {
         let unknown = has.iter().filter_map(|told| {
             let NodeKind::File(facts) = &told.kind else { return None };
             let lacks = facts.host && facts.object.is_none();
-            let OutgoingBody::File(view) = lacks.then(|| namespace.outgoing_anywhere(facts.file))??.body
+            let OutgoingBody::File(view) =
+                lacks.then(|| namespace.standing().outgoing_anywhere(facts.file))??.body
             else {
                 return None;
             };
@@ -241,7 +242,7 @@ impl Catalog {
 
     /// Returns whether the name leads elsewhere by now: the holder of a copy knows the file's name from the time of the copy.
     fn is_anothers(&self, told: &NodeState) -> bool {
-        self.cluster.namespace().outgoing_at(&told.path).is_some()
+        self.cluster.namespace().standing().outgoing_at(&told.path).is_some()
     }
 
     /// Notes copies that a node keeps for others.
@@ -262,9 +263,10 @@ impl Catalog {
             NodeKind::File(facts) => Some(facts.file),
             NodeKind::Directory | NodeKind::Symlink { .. } => None,
         });
-        let is_nameless =
-            |file: &_| namespace.was_removed(*file) && namespace.outgoing_anywhere(*file).is_none();
-        namespace.tell_removed_again(&files.filter(is_nameless).collect::<Vec<_>>());
+        let is_nameless = |file: &_| {
+            namespace.catalog().was_removed(*file) && namespace.standing().outgoing_anywhere(*file).is_none()
+        };
+        namespace.catalog().tell_removed_again(&files.filter(is_nameless).collect::<Vec<_>>());
         // Holders of copies know what a lost node wrote.
         for told in &copies.kept {
             let NodeKind::File(facts) = &told.kind else { continue };
@@ -281,7 +283,7 @@ impl Catalog {
                     state.unclaimed.insert(facts.file, (news, told.clone()));
                 }
             } else {
-                namespace.take_states(std::slice::from_ref(told), home, news == News::File);
+                namespace.mirror().take_states(std::slice::from_ref(told), home, news == News::File);
             }
         }
     }
@@ -289,7 +291,7 @@ impl Catalog {
     /// Returns the news in a copy holder's state of the file; `None` if all is known.
     fn news_in(&self, told: &NodeState) -> Option<News> {
         let NodeKind::File(facts) = &told.kind else { return None };
-        match self.cluster.namespace().outgoing_anywhere(facts.file) {
+        match self.cluster.namespace().standing().outgoing_anywhere(facts.file) {
             None => (!self.is_anothers(told)).then_some(News::File),
             Some(node) => match &node.body {
                 OutgoingBody::File(view) if facts.sealed() > Some(view.last_seal) => Some(News::Bytes),
@@ -326,7 +328,11 @@ impl Catalog {
         let namespace = self.cluster.namespace();
         for (_, told) in claimed.values() {
             if let Some(news) = self.news_in(told) {
-                namespace.take_states(std::slice::from_ref(told), life.incarnation, news == News::File);
+                namespace.mirror().take_states(
+                    std::slice::from_ref(told),
+                    life.incarnation,
+                    news == News::File,
+                );
             }
         }
     }

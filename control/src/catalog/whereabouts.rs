@@ -27,7 +27,7 @@ impl Catalog {
             let namespace = self.cluster.namespace();
             // A holder may not have published its copy yet.
             let may_be_heard = self.hears_still() && Instant::now() < until;
-            let Some(node) = namespace.outgoing_file(file) else {
+            let Some(node) = namespace.standing().outgoing_file(file) else {
                 if may_be_heard {
                     tokio::time::sleep(LOOK_AGAIN).await;
                     continue;

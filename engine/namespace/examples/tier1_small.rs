@@ -136,13 +136,13 @@ fn through_namespace(
         let mut file = open_for_writing(&open.backing)?;
         file.write_all(&bytes)?;
         drop(file);
-        figures.time("namespace_flush", || namespace.flush(open.fh, &caller, false))?;
-        figures.time("namespace_release", || namespace.release(open.fh))?;
+        figures.time("namespace_flush", || namespace.handles().flush(open.fh, &caller, false))?;
+        figures.time("namespace_release", || namespace.handles().release(open.fh))?;
         figures.add("namespace_all", all);
     }
     for number in 0..files {
         let name = format!("file-{round}-{number}");
-        figures.time("namespace_unlink", || namespace.unlink(&caller, ROOT, name.as_bytes()))?;
+        figures.time("namespace_unlink", || namespace.names().unlink(&caller, ROOT, name.as_bytes()))?;
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use tidemark_protocol::evidence::Fate;
 
 /// Whether the very process still runs: same number, same start.
 pub fn is_alive(namespace: &Namespace, writer: &WriterId) -> bool {
-    if let Some((fate, _)) = namespace.fate_elsewhere(writer) {
+    if let Some((fate, _)) = namespace.catalog().fate_elsewhere(writer) {
         return fate == WireFate::Alive;
     }
     running_since(writer.tgid) == Some(writer.start_time_ticks)
@@ -22,7 +22,7 @@ pub fn is_alive(namespace: &Namespace, writer: &WriterId) -> bool {
 
 /// The end of a process that wrote, and when it was seen to have failed. `cut`: it left a file unclosed.
 pub fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (Fate, Option<i64>) {
-    if let Some((fate, failed_at_ns)) = namespace.fate_elsewhere(writer) {
+    if let Some((fate, failed_at_ns)) = namespace.catalog().fate_elsewhere(writer) {
         let fate = match fate {
             WireFate::Alive => Fate::Alive,
             WireFate::Exited => Fate::Exited,
@@ -32,7 +32,7 @@ pub fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (Fate, Op
         };
         return (fate, failed_at_ns);
     }
-    let end = namespace.end(writer);
+    let end = namespace.writers().end(writer);
     let failed_at_ns = end.and_then(End::failed_at_ns);
     let fate = match end {
         _ if is_alive(namespace, writer) => Fate::Alive,
@@ -41,7 +41,7 @@ pub fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (Fate, Op
             Ended::Failed if !cut => Fate::Failed,
             Ended::Failed | Ended::Killed => Fate::Killed,
         },
-        None if namespace.is_end_awaited(writer) => Fate::Ended,
+        None if namespace.writers().is_end_awaited(writer) => Fate::Ended,
         None if cut => Fate::Killed,
         None => Fate::Gone,
     };

@@ -5,7 +5,8 @@
 //! A node hears of a rename elsewhere when it looks at one of the two names: the old one is gone, and the new one is not there yet.
 //! Its bytes may be the only ones there are.
 
-use super::{FsError, HIDDEN, Namespace, NodeId, State};
+use super::mirror::Mirror;
+use super::{FsError, HIDDEN, NodeId, State};
 use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
 use tidemark_protocol::id::FileId;
 
@@ -15,7 +16,7 @@ const ASIDE: &[u8] = b"aside";
 /// Files asked about at a time.
 const ASIDE_AT_ONCE: usize = 256;
 
-impl Namespace {
+impl Mirror<'_> {
     /// Some of the files that were put aside.
     #[must_use]
     pub fn put_aside(&self) -> Vec<FileId> {

@@ -4,7 +4,8 @@
 
 use super::node::Body;
 use super::writer::WriterId;
-use super::{Namespace, NodeId, State, is_hidden};
+use super::writers::Writers;
+use super::{NodeId, State, is_hidden};
 use std::sync::Arc;
 use tidemark_protocol::path::RelPath;
 
@@ -37,7 +38,7 @@ pub struct Unwritten {
     pub open: bool,
 }
 
-impl Namespace {
+impl Writers<'_> {
     /// The content of a directory that holds nothing but directories, files in flight under a temporary name, and forewords; none
     /// where there is more, or nothing any more.
     #[must_use]

@@ -3,7 +3,7 @@
 //! Owns: collecting the operations of this node and of others, from the moment when this node becomes a coordinator that has no catalog of
 //! before. Does not own: what they make of a name (`protocol::cluster::carried`), bringing the names in (`cold`, `node::adopt`).
 
-use super::Namespace;
+use super::guarded::Guarded;
 use tidemark_protocol::cluster::carried::Carried;
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::id::FileId;
@@ -38,7 +38,13 @@ impl CarriedNames {
     }
 }
 
-impl Namespace {
+/// Tier-3's names, brought into this tree.
+#[derive(Debug, Clone, Copy)]
+pub struct Adoption<'a> {
+    pub(super) state: &'a Guarded,
+}
+
+impl Adoption<'_> {
     /// From now on what is done to names is remembered, what this node did before and no coordinator has answered, too.
     pub fn carry_names(&self) {
         self.state.look(|state| {

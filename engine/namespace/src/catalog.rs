@@ -1,13 +1,16 @@
-//! The tree as the catalog: collecting what is not kept elsewhere yet, and becoming the catalog from what is kept.
+//! The tree as the catalog: collecting what is not kept elsewhere yet.
 //!
-//! Owns: which nodes, fates and removals are not kept yet, bringing this tree to what the last coordinator's was. Does not own: keeping
-//! (control's catalog), the format (`protocol::cluster::kept`), what members are told (`outgoing`).
+//! Owns: which nodes, fates and removals are not kept yet. Does not own: keeping
+//! (control's catalog), the format (`protocol::cluster::kept`), becoming the catalog from what is kept (`mirror`), what members are told (`outgoing`).
 //!
 //! States are kept and not operations: what is kept twice, or in another order, comes to the same.
 
+use super::Fates;
+use super::Mutex;
 use super::file::File;
+use super::guarded::Guarded;
 use super::hidden::TORN;
-use super::{HIDDEN, Namespace, NodeId, OutgoingNode, ROOT, State, is_hidden, path_of_torn};
+use super::{HIDDEN, NodeId, OutgoingNode, ROOT, State, is_hidden, path_of_torn};
 use std::collections::{BTreeSet, VecDeque};
 use tidemark_protocol::cluster::kept::{Process, ProcessFate, REMOVED_MAX};
 use tidemark_protocol::id::{FileId, Incarnation};
@@ -114,7 +117,14 @@ impl Removed {
     }
 }
 
-impl Namespace {
+/// This tree as the catalog: what was heard for it, and what of it is not kept elsewhere.
+#[derive(Debug, Clone, Copy)]
+pub struct CatalogTree<'a> {
+    pub(super) state: &'a Guarded,
+    pub(super) fates: &'a Mutex<Fates>,
+}
+
+impl CatalogTree<'_> {
     /// This tree is the catalog from now on; `before`: files that were removed when another one was.
     pub fn remember_removed(&self, before: &[FileId]) {
         let mut removed = Removed::of(self.state.incarnation);
@@ -151,7 +161,7 @@ impl Namespace {
         })
     }
 
-    /// From now on changes are collected for [`Namespace::take_unkept`]; first of all everything that is there. `anew`: nothing of it is kept,
+    /// From now on changes are collected for [`CatalogTree::take_unkept`]; first of all everything that is there. `anew`: nothing of it is kept,
     /// so that the files that were removed before count, too.
     pub fn collect_unkept(&self, anew: bool) {
         let is_catalog = self.state.look(|state| {
@@ -176,7 +186,7 @@ impl Namespace {
     }
 
     /// Resolves when there may be something that is not kept.
-    pub async fn unkept_changed(&self) {
+    pub async fn unkept_changed(self) {
         self.state.catalog_changed.notified().await;
     }
 

@@ -4,7 +4,9 @@
 //! Does not own: fetching and verifying (the restore flow).
 
 use super::attr::{Special, rebase};
+use super::carried::Adoption;
 use super::file::{File, ObjectCopy};
+use super::guarded::Guarded;
 use super::handle::OpenFile;
 use super::node::{Body, Node};
 use super::open::OpenOutcome;
@@ -99,7 +101,13 @@ impl AdoptKind {
     }
 }
 
-impl Namespace {
+/// Files' bytes in this node's memory, and whether Tier-3 has them.
+#[derive(Debug, Clone, Copy)]
+pub struct HostCopies<'a> {
+    pub(super) state: &'a Guarded,
+}
+
+impl HostCopies<'_> {
     /// What must be fetched before `node` can be opened or resized; none when its bytes are here.
     pub fn cold(&self, node: NodeId) -> Option<ColdFile> {
         self.state.look(|state| {
@@ -112,21 +120,6 @@ impl Namespace {
     pub fn cold_file(&self, file: FileId) -> Option<ColdFile> {
         let node = self.state.look(|state| state.node_of(file, self.state.incarnation))?;
         self.cold(node)
-    }
-
-    /// Opens a file whose bytes were just fetched.
-    ///
-    /// # Errors
-    /// As [`Namespace::open`]; [`FsError::Io`] when the bytes are not here after all.
-    pub fn finish_cold_open(&self, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenFile, FsError> {
-        match self.open(caller, node, flags)? {
-            OpenOutcome::Ready(open) => Ok(open),
-            OpenOutcome::Cold(cold) => {
-                tracing::error!(node, file = %cold.file, seal = %cold.seal, "opened before its bytes were restored");
-                Err(FsError::Io)
-            }
-            OpenOutcome::Unverified => Err(FsError::Io),
-        }
     }
 
     /// Takes verified bytes in: COLD becomes HOT. Where they are here already nothing happens.
@@ -187,7 +180,7 @@ impl Namespace {
     /// Replaces a host copy that a scrub found bad with a good one of the same seal.
     ///
     /// # Errors
-    /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`], [`FsError::Invalid`] as [`Namespace::finish_restore`].
+    /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`], [`FsError::Invalid`] as [`HostCopies::finish_restore`].
     pub fn replace_bad_host(
         &self,
         node: NodeId,
@@ -234,6 +227,36 @@ impl Namespace {
         })
     }
 
+    /// What is here of a file gives way last for so long, and to no prefetch: somebody is about to open it.
+    pub fn hold_prefetched(&self, node: NodeId, hold: Duration) {
+        self.state.look(|state| {
+            if let Ok(file) = state.file_mut(node)
+                && file.backing.is_some()
+            {
+                file.prefetched_until = Some(Instant::now() + hold);
+            }
+        });
+    }
+}
+
+impl Namespace {
+    /// Opens a file whose bytes were just fetched.
+    ///
+    /// # Errors
+    /// As [`Namespace::open`]; [`FsError::Io`] when the bytes are not here after all.
+    pub fn finish_cold_open(&self, caller: &Caller, node: NodeId, flags: i32) -> Result<OpenFile, FsError> {
+        match self.open(caller, node, flags)? {
+            OpenOutcome::Ready(open) => Ok(open),
+            OpenOutcome::Cold(cold) => {
+                tracing::error!(node, file = %cold.file, seal = %cold.seal, "opened before its bytes were restored");
+                Err(FsError::Io)
+            }
+            OpenOutcome::Unverified => Err(FsError::Io),
+        }
+    }
+}
+
+impl Adoption<'_> {
     /// Makes one entry of a restored tree; files are COLD. The directories above keep their times. A file that has a name already
     /// with other bytes keeps it: what it was before gets an identity of its own, so that no name is lost.
     ///
@@ -246,7 +269,7 @@ impl Namespace {
         self.state.change(|state| state.adopt(entry, xattrs, limit, self.state.incarnation))
     }
 
-    /// The same, under all names that it was given since its document was written ([`Namespace::carry_names`]); what each came to.
+    /// The same, under all names that it was given since its document was written ([`Adoption::carry_names`]); what each came to.
     ///
     /// # Errors
     /// Those of the journal, and of the extended attributes.
@@ -260,17 +283,6 @@ impl Namespace {
                 .map(|entry| state.adopt(&entry, xattrs.clone(), limit, self.state.incarnation))
                 .collect())
         })
-    }
-
-    /// What is here of a file gives way last for so long, and to no prefetch: somebody is about to open it.
-    pub fn hold_prefetched(&self, node: NodeId, hold: Duration) {
-        self.state.look(|state| {
-            if let Ok(file) = state.file_mut(node)
-                && file.backing.is_some()
-            {
-                file.prefetched_until = Some(Instant::now() + hold);
-            }
-        });
     }
 }
 
@@ -499,22 +511,22 @@ mod tests {
         let flags = (rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CREATE).bits().cast_signed();
         let (_, open) = namespace.create(&caller, ROOT, b"f", 0o644, flags).unwrap();
         open.backing.write_at(BYTES, 0).unwrap();
-        namespace.flush(open.fh, &caller, false).unwrap();
-        namespace.release(open.fh).unwrap();
-        let ticket = namespace.begin_seal(open.node).unwrap();
-        namespace.finish_seal(&ticket, Crc64(1), [Crc64(1)].into()).unwrap();
+        namespace.handles().flush(open.fh, &caller, false).unwrap();
+        namespace.handles().release(open.fh).unwrap();
+        let ticket = namespace.seals().begin_seal(open.node).unwrap();
+        namespace.seals().finish_seal(&ticket, Crc64(1), [Crc64(1)].into()).unwrap();
         let (node, file, seal) = (open.node, ticket.file, ticket.seal);
-        let number = || namespace.pin_seal(file, seal).unwrap().backing.number();
+        let number = || namespace.seals().pin_seal(file, seal).unwrap().backing.number();
         let bad = number();
-        assert!(namespace.doubt_host(node, file, seal, bad) && namespace.is_unverified(node));
+        assert!(namespace.hosts().doubt_host(node, file, seal, bad) && namespace.seals().is_unverified(node));
         let good = tier1.create(Some(BYTES.len() as u64)).unwrap();
         good.write_at(BYTES, 0).unwrap();
-        namespace.replace_bad_host(node, file, seal, good).unwrap();
-        assert!(!namespace.doubt_host(node, file, seal, bad), "another look at what was there");
-        assert!(!namespace.is_unverified(node));
-        assert_eq!(namespace.lose_host(node, file, seal), Err(FsError::Stale));
+        namespace.hosts().replace_bad_host(node, file, seal, good).unwrap();
+        assert!(!namespace.hosts().doubt_host(node, file, seal, bad), "another look at what was there");
+        assert!(!namespace.seals().is_unverified(node));
+        assert_eq!(namespace.hosts().lose_host(node, file, seal), Err(FsError::Stale));
         let good = number();
-        assert!(namespace.doubt_host(node, file, seal, good));
-        assert_eq!(namespace.lose_host(node, file, seal), Ok(()));
+        assert!(namespace.hosts().doubt_host(node, file, seal, good));
+        assert_eq!(namespace.hosts().lose_host(node, file, seal), Ok(()));
     }
 }

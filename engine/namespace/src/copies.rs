@@ -1,7 +1,7 @@
 //! Copies of other nodes' files that this node keeps for them: Tier-2.
 //!
 //! Owns: keeping, finding, sharing and dropping them, and who has to be told when one is gone. Does not own: how their bytes came
-//! (`replicate`), whose partner this node is, when they may give way (who publishes versions says so by [`Namespace::set_copy_reclaim`]).
+//! (`replicate`), whose partner this node is, when they may give way (who publishes versions says so by [`PeerCopies::set_copy_reclaim`]).
 //!
 //! A copy is a file of the tree out of sight, with an identity of its own and a word of what it is a copy of, so that the journal, the
 //! budget, a takeover, the scrub and the first look after a restart need nothing of their own. Several seals of one file may be
@@ -11,13 +11,16 @@
 //! file's seal then, so whoever changes the file changes bytes of its own (`open`), and the copy stays what it was.
 
 use super::attr::rebase;
+use super::cold::HostCopies;
 use super::file::{File, ObjectCopy, SealHold};
+use super::guarded::Guarded;
 use super::hidden::HIDDEN;
 use super::node::{Body, Node};
 use super::reclaim::Candidate;
+use super::seal::Seals;
 use super::view::NODES_AT_ONCE;
 use super::xattr::Xattrs;
-use super::{FILE_MODE_BITS, FsError, Namespace, NodeId, ROOT, ReclaimClass, SealPin, State};
+use super::{FILE_MODE_BITS, FsError, NodeId, ROOT, ReclaimClass, SealPin, State};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -102,7 +105,15 @@ struct KeptCopy {
     sharing: Vec<Arc<SealHold>>,
 }
 
-impl Namespace {
+/// Copies of other nodes' files that this node keeps.
+#[derive(Debug, Clone, Copy)]
+pub struct PeerCopies<'a> {
+    pub(super) state: &'a Guarded,
+    pub(super) seals: Seals<'a>,
+    pub(super) hosts: HostCopies<'a>,
+}
+
+impl PeerCopies<'_> {
     /// Keeps verified bytes as a copy; where there is that copy already nothing happens. A COLD file of the tree of the same seal becomes
     /// hot with them. Costs one group of records.
     ///
@@ -121,7 +132,7 @@ impl Namespace {
     /// Keeps as a copy the bytes that another sealed file here has: they were found to be the same.
     ///
     /// # Errors
-    /// [`FsError::Stale`] when that file has other bytes by now; else as [`Namespace::keep_copy`].
+    /// [`FsError::Stale`] when that file has other bytes by now; else as [`PeerCopies::keep_copy`].
     pub fn keep_copy_of(&self, copy: &SealedCopy, alike: (FileId, SealNumber)) -> Result<NodeId, FsError> {
         if !copy.is_lawful() {
             return Err(FsError::Invalid);
@@ -215,7 +226,7 @@ impl Namespace {
 
     /// All copies, in slices of the lock, by the file they are copies of.
     #[must_use]
-    pub fn copies(&self) -> Vec<CopyView> {
+    pub fn all(&self) -> Vec<CopyView> {
         let nodes: Vec<NodeId> = self.state.look(|state| state.copies.by_seal.values().copied().collect());
         let views = |nodes: &[NodeId]| -> Vec<CopyView> {
             self.state.look(|state| nodes.iter().filter_map(|node| state.copy_view(*node)).collect())
@@ -244,7 +255,7 @@ impl Namespace {
     #[must_use]
     pub fn pin_copy(&self, file: FileId, seal: SealNumber) -> Option<SealPin> {
         let own = self.state.look(|state| state.copy_view(*state.copies.by_seal.get(&(file, seal))?))?.own;
-        self.pin_seal(own, seal)
+        self.seals.pin_seal(own, seal)
     }
 
     /// Gives a copy up because its home said so; nobody has to be told. False when there is none.
@@ -294,13 +305,13 @@ impl Namespace {
     /// no object copy is noted of it.
     pub fn set_copy_reclaim(&self, file: FileId, seal: SealNumber, class: ReclaimClass) {
         if let Some(copy) = self.copy(file, seal) {
-            self.set_reclaim(copy.own, class);
+            self.hosts.set_reclaim(copy.own, class);
         }
     }
 
     /// Notes that Tier-3 has the bytes of a copy. False when there is no such copy.
     pub fn note_copy_object(&self, file: FileId, seal: SealNumber, object: ObjectCopy) -> bool {
-        self.copy(file, seal).is_some_and(|copy| self.note_object(copy.own, seal, object))
+        self.copy(file, seal).is_some_and(|copy| self.hosts.note_object(copy.own, seal, object))
     }
 
     /// A sealed file here, or a copy, of that size and checksum; never the file itself. Costs a look at every node, in slices.

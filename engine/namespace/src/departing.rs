@@ -7,8 +7,9 @@
 //! that goes on writing at memory speed would meet a full Tier-1 in that moment. A file that is made smaller while they are read gets
 //! other memory, and leaves the old one as if it had been removed ([`Departures::leaves`]).
 
+use super::State;
 use super::file::{File, SealHold};
-use super::{Namespace, State};
+use super::host_room::HostRoom;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
@@ -113,7 +114,7 @@ impl Departures {
     }
 }
 
-impl Namespace {
+impl<'a> HostRoom<'a> {
     /// Whether a file that begins now should wait for what was just removed. Who still reads those bytes is told to stop. Costs a short
     /// lock, nearly always no more.
     pub fn awaits_departures(&self) -> bool {
@@ -166,7 +167,7 @@ impl Namespace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Caller, NamespaceSettings, ROOT, SetAttr};
+    use crate::{Caller, Namespace, NamespaceSettings, ROOT, SetAttr};
     use futures::FutureExt;
     use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation};
     use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
@@ -209,20 +210,20 @@ mod tests {
         let flags = (rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CREATE).bits().cast_signed();
         let (made, open) = namespace.create(&caller, ROOT, b"f", 0o644, flags).unwrap();
         open.backing.set_len(3 << 20).unwrap();
-        namespace.flush(open.fh, &caller, false).unwrap();
-        namespace.release(open.fh).unwrap();
+        namespace.handles().flush(open.fh, &caller, false).unwrap();
+        namespace.handles().release(open.fh).unwrap();
         drop(open);
         let awaited_bytes = || namespace.state.look(|state| state.departing.awaited_bytes(Instant::now()));
         let resize = |size_bytes| {
             let size = SetAttr { size: Some(size_bytes), ..SetAttr::default() };
             namespace.setattr(&caller, made.node, &size).unwrap().size_bytes
         };
-        let ticket = namespace.begin_seal(made.node).unwrap();
+        let ticket = namespace.seals().begin_seal(made.node).unwrap();
         assert_eq!((resize(4 << 20), awaited_bytes()), (4 << 20, 0), "it has all that it had");
         drop(ticket);
-        let ticket = namespace.begin_seal(made.node).unwrap();
+        let ticket = namespace.seals().begin_seal(made.node).unwrap();
         assert_eq!((resize(1 << 20), awaited_bytes()), (1 << 20, 4 << 20));
-        namespace.abandon_departed();
+        namespace.room().abandon_departed();
         assert!(ticket.is_abandoned());
         drop(ticket);
         assert_eq!(awaited_bytes(), 0);

@@ -2,7 +2,7 @@
 //!
 //! Owns: the last word about each, and which words are not kept elsewhere. Does not own: finding out (each node about its own).
 
-use super::Namespace;
+use super::catalog::CatalogTree;
 use super::writer::WriterId;
 use std::collections::{BTreeMap, BTreeSet};
 use tidemark_protocol::cluster::kept::Process;
@@ -49,7 +49,7 @@ impl Fates {
     }
 }
 
-impl Namespace {
+impl CatalogTree<'_> {
     /// What became of processes on another node.
     pub fn take_fates(&self, fates: &[WriterFact], home: Incarnation) {
         let mut known = self.fates.lock().expect(super::UNPOISONED);

@@ -3,7 +3,8 @@
 //! Owns: the walk. Does not own: the tree; what lies outside of the mount. Nothing there is looked at: it may lead back through the mount,
 //! which would wait for the very daemon that asks.
 
-use super::{Namespace, NodeId, ROOT};
+use super::view::NodeViews;
+use super::{NodeId, ROOT};
 use tidemark_protocol::report::path_text;
 
 /// Links followed for one path; the kernel follows as many (MAXSYMLINKS).
@@ -26,7 +27,7 @@ pub enum Astray {
     Outside { to: String },
 }
 
-impl Namespace {
+impl NodeViews<'_> {
     /// Where `path`, relative to the mount, leads: a path without links, relative to the mount, as far as the tree has its names. What the
     /// tree does not have stays as it is. `mount`: where the mount is, for links with absolute targets. Costs a look-up for each name.
     ///
@@ -35,13 +36,13 @@ impl Namespace {
     pub fn follow_links(&self, mount: &[u8], path: &[u8], last: LastLink) -> Result<Vec<u8>, Astray> {
         let child =
             |parent: NodeId, name: &[u8]| self.state.look(|state| state.tree.child(parent, name).ok());
-        let target = |node: NodeId| self.readlink(node).ok();
+        let target = |node: NodeId| self.state.look(|state| state.tree.target(node)).ok();
         follow(mount, path, last, child, target)
     }
 
     /// What the symbolic link at a path, relative to the mount, says; none where there is no link.
     pub fn link_at(&self, path: &[u8]) -> Option<Vec<u8>> {
-        self.readlink(self.node_at(path)?).ok()
+        self.state.look(|state| state.tree.target(state.tree.resolve(path).ok()?).ok())
     }
 }
 
@@ -49,7 +50,7 @@ fn names(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
     path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."))
 }
 
-/// See [`Namespace::follow_links`].
+/// See [`NodeViews::follow_links`].
 fn follow(
     mount: &[u8],
     path: &[u8],

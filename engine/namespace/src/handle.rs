@@ -1,9 +1,10 @@
 //! Handles: who has what open.
 //!
-//! Owns: handle numbers, open counts, FLUSH and RELEASE, fsync, fallocate, statfs.
+//! Owns: handle numbers, open counts, FLUSH and RELEASE, fsync, fallocate.
 //! Does not own: opening (`open`), what a closed file becomes next (`seal`).
 
 use super::attr::{Kind, freeze, measure_from_now, measure_writer};
+use super::guarded::Guarded;
 use super::node::Body;
 use super::session::Answer;
 use super::{Caller, FsError, Namespace, NodeId, State};
@@ -19,7 +20,7 @@ pub struct OpenFile {
     pub backing: Arc<Backing>,
     pub writable: bool,
     pub node: NodeId,
-    /// Saved over, it is expected to reach so many bytes, and there was no room for them; 0 otherwise. See [`Namespace::wait_for_expected`].
+    /// Saved over, it is expected to reach so many bytes, and there was no room for them; 0 otherwise. See [`HostRoom::wait_for_expected`](super::HostRoom::wait_for_expected).
     pub awaits_bytes: u64,
 }
 
@@ -176,7 +177,14 @@ impl HandleTable {
     }
 }
 
-impl Namespace {
+/// Calls on open files.
+#[derive(Debug, Clone, Copy)]
+pub struct HandleCalls<'a> {
+    pub(super) state: &'a Guarded,
+    pub(super) namespace: &'a Namespace,
+}
+
+impl HandleCalls<'_> {
     /// What a handle opened, for an adapter that serves reads and writes itself.
     pub fn handle(&self, fh: u64) -> Option<OpenFile> {
         self.state.look(|state| {
@@ -195,7 +203,7 @@ impl Namespace {
         self.state.change(|state| {
             let handle = state.handles.open.get_mut(&fh).ok_or(FsError::BadHandle)?;
             // Under the lock: what was answered before writers were refused is seen by who looks after that.
-            if handle.writable && self.are_writers_refused() {
+            if handle.writable && self.namespace.gate.are_writers_refused() {
                 return Err(FsError::Io);
             }
             handle.closing = if cut { Closing::Cut } else { Closing::Closed };
@@ -237,7 +245,7 @@ impl Namespace {
         })?;
         self.release(fh)?;
         let Some((parent, name)) = made else { return Ok(()) };
-        self.unlink(&self.nobody(), parent, &name)
+        self.namespace.names().unlink(&self.nobody(), parent, &name)
     }
 
     /// The daemon itself, now.
@@ -309,7 +317,11 @@ impl Namespace {
     pub fn fsync(&self, fh: u64) -> Result<(), FsError> {
         self.state.change(|state| {
             let handle = state.handles.open.get(&fh).ok_or(FsError::BadHandle)?;
-            if handle.writable && self.are_writers_refused() { Err(FsError::Io) } else { Ok(()) }
+            if handle.writable && self.namespace.gate.are_writers_refused() {
+                Err(FsError::Io)
+            } else {
+                Ok(())
+            }
         })
     }
 
@@ -335,7 +347,7 @@ impl Namespace {
             return Err(FsError::Invalid);
         }
         if mode & PUNCH_HOLE == 0 {
-            self.could_hold(end, len_bytes)?;
+            self.namespace.room().could_hold(end, len_bytes)?;
         } else if i64::try_from(end).is_err() {
             return Err(FsError::TooBig);
         }
@@ -354,22 +366,6 @@ impl Namespace {
             state.tree.touched.node(open.node);
             Ok(())
         })
-    }
-
-    /// Tier-1's budget with the spill's, and how many more nodes the journal can hold.
-    pub fn statfs(&self) -> Statfs {
-        let usage = self.tier1.usage();
-        let (nodes, weight) =
-            self.state.look(|state| (state.tree.nodes.len() as u64, state.tree.weight_bytes));
-        let spill = self.tier1.spill_usage();
-        let (spill_bytes, spill_free) =
-            spill.map_or((0, 0), |spill| (spill.size_bytes, spill.available_bytes));
-        Statfs {
-            size_bytes: usage.size_bytes + spill_bytes,
-            free_bytes: usage.size_bytes.saturating_sub(usage.used_bytes) + spill_free,
-            nodes,
-            nodes_free: self.state.weight_limit().saturating_sub(weight) / 400,
-        }
     }
 
     /// All open handles, for an adapter that takes a session up.
@@ -416,11 +412,11 @@ mod tests {
         let flags = (rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CREATE).bits().cast_signed();
         let create = |name: &[u8]| namespace.create(&caller(1), ROOT, name, 0o644, flags).unwrap().1;
         let [shard, index, cut] = [b"shard".as_slice(), b"index", b"cut"].map(create);
-        namespace.flush(shard.fh, &caller(2), false).unwrap();
-        namespace.flush(index.fh, &caller(3), false).unwrap();
-        namespace.flush(cut.fh, &caller(4), true).unwrap();
-        namespace.release(index.fh).unwrap();
-        namespace.release(cut.fh).unwrap();
+        namespace.handles().flush(shard.fh, &caller(2), false).unwrap();
+        namespace.handles().flush(index.fh, &caller(3), false).unwrap();
+        namespace.handles().flush(cut.fh, &caller(4), true).unwrap();
+        namespace.handles().release(index.fh).unwrap();
+        namespace.handles().release(cut.fh).unwrap();
         drop(namespace);
 
         let mut backing = |number| {
@@ -428,10 +424,10 @@ mod tests {
             known.into_iter().find(|backing| backing.number() == number)
         };
         let next = Namespace::recover(settings(), tier1, true, &mut backing).unwrap();
-        next.release(shard.fh).unwrap();
-        let published_ns = |open: &OpenFile| next.view(open.node).unwrap().published_ns;
+        next.handles().release(shard.fh).unwrap();
+        let published_ns = |open: &OpenFile| next.nodes().view(open.node).unwrap().published_ns;
         assert_eq!([&shard, &index, &cut].map(published_ns), [2, 3, RELEASED_NS]);
-        assert_eq!(next.view(shard.node).unwrap().closed_ns, RELEASED_NS);
+        assert_eq!(next.nodes().view(shard.node).unwrap().closed_ns, RELEASED_NS);
     }
 
     /// Where the kernel cannot be given an open file, nothing was written through it.
@@ -444,22 +440,22 @@ mod tests {
         let flags = (rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CREATE).bits().cast_signed();
         let create = |name: &[u8]| namespace.create(&caller(1), ROOT, name, 0o644, flags).unwrap().1;
         let made = create(b"made");
-        namespace.take_back(made.fh).unwrap();
+        namespace.handles().take_back(made.fh).unwrap();
         assert_eq!(namespace.lookup(ROOT, b"made").unwrap_err(), FsError::NotFound);
 
         let whole = create(b"whole");
         whole.backing.write_at(b"whole", 0).unwrap();
-        namespace.flush(whole.fh, &caller(2), false).unwrap();
-        namespace.release(whole.fh).unwrap();
+        namespace.handles().flush(whole.fh, &caller(2), false).unwrap();
+        namespace.handles().release(whole.fh).unwrap();
         let opened = create(b"whole");
-        namespace.take_back(opened.fh).unwrap();
-        let view = namespace.view(whole.node).unwrap();
+        namespace.handles().take_back(opened.fh).unwrap();
+        let view = namespace.nodes().view(whole.node).unwrap();
         assert_eq!((view.state, view.size_bytes), (super::super::FileState::Closed, 5), "not cut, and there");
 
         let (first, second) = (create(b"both"), create(b"both"));
-        namespace.take_back(first.fh).unwrap();
+        namespace.handles().take_back(first.fh).unwrap();
         assert!(namespace.lookup(ROOT, b"both").is_ok(), "another program has it open");
-        namespace.release(second.fh).unwrap();
+        namespace.handles().release(second.fh).unwrap();
     }
 
     #[test]
@@ -471,13 +467,13 @@ mod tests {
         let pid = std::process::id();
         let made = namespace.make_file(&Caller { pid, ..caller(1) }, ROOT, b"made", 0o640).unwrap();
         assert_eq!(namespace.lookup(ROOT, b"made").unwrap().node, made.node);
-        let view = namespace.view(made.node).unwrap();
+        let view = namespace.nodes().view(made.node).unwrap();
         assert_eq!((view.state, view.size_bytes), (super::super::FileState::Closed, 0));
         assert_eq!(view.writers.first().map(|writer| writer.tgid), Some(pid));
-        assert!(namespace.open_files().is_empty());
+        assert!(namespace.handles().open_files().is_empty());
         let again = namespace.make_file(&caller(2), ROOT, b"made", 0o640);
         assert_eq!(again.map(|_| ()), Err(FsError::Exists));
-        namespace.refuse_writers();
+        namespace.gate().refuse_writers();
         let late = namespace.make_file(&caller(3), ROOT, b"late", 0o640);
         assert_eq!(late.map(|_| ()), Err(FsError::ReadOnly));
         assert_eq!(namespace.lookup(ROOT, b"late").unwrap_err(), FsError::NotFound);
@@ -492,16 +488,16 @@ mod tests {
         let flags = (rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CREATE).bits().cast_signed();
         let written = namespace.create(&caller(1), ROOT, b"f", 0o644, flags).unwrap().1;
         let OpenOutcome::Ready(read) = namespace.open(&caller(1), written.node, 0).unwrap() else { panic!() };
-        namespace.fsync(written.fh).unwrap();
-        namespace.refuse_writers();
-        assert_eq!(namespace.flush(written.fh, &caller(2), false), Err(FsError::Io));
-        assert_eq!(namespace.fsync(written.fh), Err(FsError::Io));
-        namespace.flush(read.fh, &caller(2), false).unwrap();
+        namespace.handles().fsync(written.fh).unwrap();
+        namespace.gate().refuse_writers();
+        assert_eq!(namespace.handles().flush(written.fh, &caller(2), false), Err(FsError::Io));
+        assert_eq!(namespace.handles().fsync(written.fh), Err(FsError::Io));
+        namespace.handles().flush(read.fh, &caller(2), false).unwrap();
         assert_eq!(
             namespace.create(&caller(1), ROOT, b"g", 0o644, flags).map(|_| ()),
             Err(FsError::ReadOnly)
         );
-        namespace.release(written.fh).unwrap();
-        assert_eq!(namespace.view(written.node).unwrap().state, super::super::FileState::Cut);
+        namespace.handles().release(written.fh).unwrap();
+        assert_eq!(namespace.nodes().view(written.node).unwrap().state, super::super::FileState::Cut);
     }
 }

@@ -7,7 +7,8 @@
 //! A coordinator whose daemon is killed begins again with the tree that it had, and nobody has to make names anew: among those might be
 //! names that were taken away since. What is kept of that tree elsewhere is older, and would undo what this node did last.
 
-use super::{Namespace, NodeId, State};
+use super::catalog::CatalogTree;
+use super::{NodeId, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use tidemark_protocol::id::Epoch;
@@ -125,8 +126,8 @@ impl Heard {
         self.touched.insert(life.clone());
     }
 
-    /// How many operations of a publication have been carried out before.
-    fn done(&self, life: &NodeLife, publication: u64) -> usize {
+    /// How many operations of a publication are carried out already: a coordinator before this daemon was killed in the middle of it.
+    pub(super) fn done(&self, life: &NodeLife, publication: u64) -> usize {
         let taken = self.lives.get(life).filter(|taken| taken.publication == publication);
         taken.map_or(0, |taken| usize::try_from(taken.operations).unwrap_or(usize::MAX))
     }
@@ -159,9 +160,9 @@ impl Heard {
     }
 }
 
-impl Namespace {
+impl CatalogTree<'_> {
     /// This tree is the catalog from now on, and has the publications of each life up to these. Of which epoch, where it has all names; otherwise
-    /// [`Namespace::has_catalog_of`] says it: a daemon that takes over before that must not take this tree for all there is.
+    /// [`CatalogTree::has_catalog_of`] says it: a daemon that takes over before that must not take this tree for all there is.
     ///
     /// `own`: it was the catalog before, and nobody else's was since. Then lives that were given up are away still.
     pub fn becomes_catalog_of(&self, epoch: Option<Epoch>, published: &BTreeMap<NodeLife, u64>, own: bool) {
@@ -247,11 +248,6 @@ impl Namespace {
     #[must_use]
     pub fn made_while_away(&self, life: &NodeLife) -> Option<Range<NodeId>> {
         self.state.look(|state| state.heard.made_while_away(life).cloned())
-    }
-
-    /// How many operations of a publication are carried out already: a coordinator before this daemon was killed in the middle of it.
-    pub(super) fn operations_done(&self, life: &NodeLife, publication: u64) -> usize {
-        self.state.look(|state| state.heard.done(life, publication))
     }
 
     fn note_heard(&self, note: impl FnOnce(&mut Heard)) {

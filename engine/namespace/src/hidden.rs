@@ -7,9 +7,11 @@
 //! every call on what lies in it need nothing of their own. Only the node loop and Tier-3 do not see it.
 
 use super::file::File;
+use super::guarded::Guarded;
 use super::handle::OpenFile;
 use super::node::{Body, Node};
 use super::reclaim::Candidate;
+use super::view::NodeViews;
 use super::{Caller, FileView, FsError, Namespace, NodeId, ROOT, State};
 use tidemark_protocol::file::FileFate;
 use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
@@ -50,11 +52,18 @@ pub fn path_of_torn(hidden: &[u8]) -> Option<&[u8]> {
     hidden.strip_prefix(HIDDEN)?.strip_prefix(b"/")?.strip_prefix(TORN)?.strip_prefix(b"/")
 }
 
-impl Namespace {
+/// Names that the daemon takes out of sight, and out of the tree.
+#[derive(Debug, Clone, Copy)]
+pub struct HiddenNames<'a> {
+    pub(super) state: &'a Guarded,
+    pub(super) namespace: &'a Namespace,
+}
+
+impl HiddenNames<'_> {
     /// The directory of what is torn, if anything ever was.
     #[must_use]
     pub fn torn_directory(&self) -> Option<HiddenDirectory> {
-        let parent = self.node_at(HIDDEN)?;
+        let parent = NodeViews { state: self.state }.node_at(HIDDEN)?;
         let node = self.state.look(|state| state.tree.child(parent, TORN)).ok()?;
         Some(HiddenDirectory { parent, name: TORN, node })
     }
@@ -62,7 +71,7 @@ impl Namespace {
     /// All files that are out of sight, with the paths that they have there.
     #[must_use]
     pub fn torn_files(&self) -> Vec<FileView> {
-        self.views_below(&[HIDDEN, TORN].join(&b'/'))
+        NodeViews { state: self.state }.views_below(&[HIDDEN, TORN].join(&b'/'))
     }
 
     /// Takes a name out of sight, whatever it stands for; what was torn under it before is dropped. Files that are open
@@ -89,7 +98,7 @@ impl Namespace {
         })
     }
 
-    /// Puts a name back that [`Namespace::hide`] took.
+    /// Puts a name back that [`HiddenNames::hide`] took.
     ///
     /// # Errors
     /// [`FsError::NotFound`]; [`FsError::Exists`] when something has the name.
@@ -100,7 +109,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Drops what [`Namespace::hide`] took under that name.
+    /// Drops what [`HiddenNames::hide`] took under that name.
     ///
     /// # Errors
     /// [`FsError::Io`] when the journal cannot be written.
@@ -117,18 +126,21 @@ impl Namespace {
     /// # Errors
     /// [`FsError::NoSpace`], [`FsError::NotFound`] for a name that is gone, [`FsError::ReadOnly`] at the end.
     pub fn replace(&self, path: &RelPath, bytes: &[u8]) -> Result<(), FsError> {
-        let old = self.getattr(self.node_at(path.as_bytes()).ok_or(FsError::NotFound)?)?;
+        let old = self
+            .namespace
+            .getattr(NodeViews { state: self.state }.node_at(path.as_bytes()).ok_or(FsError::NotFound)?)?;
         let now_ns = self.state.now_ns();
         let caller = Caller { uid: old.uid, gid: old.gid, now_ns, pid: 0, request: 0 };
         let parent = self.state.change(|state| state.make_hidden(HIDDEN, now_ns))?;
-        match self.unlink(&caller, parent, NEW) {
+        match self.namespace.names().unlink(&caller, parent, NEW) {
             Ok(()) | Err(FsError::NotFound) => {}
             Err(error) => return Err(error),
         }
-        let (made, open) = self.create(&caller, parent, NEW, old.mode, WRITE_ONLY)?;
-        let written = write_all(&open, bytes).and_then(|()| self.flush(open.fh, &caller, false));
-        let released = self.release(open.fh);
-        self.forget(made.node, 1);
+        let (made, open) = self.namespace.create(&caller, parent, NEW, old.mode, WRITE_ONLY)?;
+        let written =
+            write_all(&open, bytes).and_then(|()| self.namespace.handles().flush(open.fh, &caller, false));
+        let released = self.namespace.handles().release(open.fh);
+        self.namespace.forget(made.node, 1);
         written.and(released)?;
         self.drop_torn(path)?;
         self.state.change(|state| {

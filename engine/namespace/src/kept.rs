@@ -6,7 +6,8 @@ use super::file::File;
 use super::node::Body;
 use super::reclaim::Place;
 use super::view::NODES_AT_ONCE;
-use super::{FileState, Namespace, NodeId, ReclaimClass};
+use super::view::NodeViews;
+use super::{FileState, NodeId, ReclaimClass};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -67,7 +68,7 @@ impl KeptBy {
 /// Bytes here by what they wait for.
 pub type Kept = BTreeMap<KeptBy, u64>;
 
-impl Namespace {
+impl NodeViews<'_> {
     /// The host copies that lie in `place`, by what they wait for. Costs a look at every node, in slices: 10 ms for 100,000.
     #[must_use]
     pub fn kept_in(&self, place: Place) -> Kept {

@@ -5,6 +5,9 @@
 //! (`tier1`), when to seal, upload or fetch (the node loop, which drains [`Namespace::take_dirty`] and looks at
 //! [`FileView`]s).
 //!
+//! Its calls are grouped by whom they serve (`parts`): [`Namespace`] itself has what an open or a look-up does, and each group is a view
+//! of the fields that it needs, such as [`Seals`] or [`PeerCopies`].
+//!
 //! One mutex guards everything and is held for map look-ups and an fstat at most. What takes longer (a backing
 //! file from the pool, a copy, ftruncate, /proc, the journal's write, dropping a backing file) happens outside,
 //! with the file marked busy where its bytes are about to change. See `engine/design/0004-namespace.md`.
@@ -25,10 +28,12 @@ mod facts;
 mod fates;
 mod file;
 mod follow_links;
+mod gate;
 mod guarded;
 mod handle;
 mod heard;
 mod hidden;
+mod host_room;
 mod journal;
 mod kept;
 mod links;
@@ -38,6 +43,7 @@ mod node;
 mod open;
 mod outgoing;
 mod overwrite;
+mod parts;
 mod pidfd;
 mod process;
 mod reader;
@@ -49,7 +55,6 @@ mod room;
 mod seal;
 mod session;
 mod snapshot;
-mod space;
 mod stale;
 mod standing;
 mod tree;
@@ -63,34 +68,40 @@ mod xattr;
 pub use alive::{ask_anew, fate_of, is_alive, is_running};
 pub use attr::{Attr, Kind, SetAttr, SetTime, Special, Ttl};
 pub use begun::{Made, Unwritten};
-pub use catalog::{Moment, NamedNode, Unkept};
-pub use cold::{AdoptEntry, AdoptKind, ColdFile};
-pub use copies::{CopiesUsage, CopyView, Present, WithdrawnCopy};
+pub use carried::Adoption;
+pub use catalog::{CatalogTree, Moment, NamedNode, Unkept};
+pub use cold::{AdoptEntry, AdoptKind, ColdFile, HostCopies};
+pub use copies::{CopiesUsage, CopyView, PeerCopies, Present, WithdrawnCopy};
 pub use ends::End;
 pub use error::FsError;
 pub use facts::{object_copy, object_of};
 pub use fates::FateOf;
 pub use file::ObjectCopy;
 pub use follow_links::{Astray, LastLink};
-pub use handle::{DirEntry, OpenFile, Statfs};
-pub use hidden::{HIDDEN, HiddenDirectory, is_hidden, path_of_torn, torn_path};
-pub use mirror::Remote;
-pub use names::{RENAME_EXCHANGE, RENAME_NOREPLACE};
+pub use gate::Gate;
+pub use handle::{DirEntry, HandleCalls, OpenFile, Statfs};
+pub use hidden::{HIDDEN, HiddenDirectory, HiddenNames, is_hidden, path_of_torn, torn_path};
+pub use host_room::HostRoom;
+pub use kept::{Kept, KeptBy};
+pub use mirror::{Mirror, Remote};
+pub use names::{NameCalls, RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use open::OpenOutcome;
-pub use outgoing::{OutgoingBody, OutgoingNode, Told};
+pub use outgoing::{OutgoingBody, OutgoingNode, Publications, Told};
+pub use reclaim::Place;
 pub use record::LARGEST_FILE_BYTES;
 pub use room::{Refusals, RoomWait};
-pub use seal::JudgeTicket;
-pub use seal::{NotSealable, Reach, SealPin, SealTicket, StandingBytes, Voided};
-pub use session::{Answer, RequestId};
+pub use seal::{JudgeTicket, NotSealable, Reach, SealPin, SealTicket, Seals, StandingBytes, Voided};
+pub use session::{Answer, RequestId, SessionCalls};
 pub use snapshot::{SnapshotFile, SnapshotHardLink, SnapshotNode, TreeSnapshot};
 pub use stale::{LockOracle, Looked};
+pub use standing::StandingNodes;
 pub use tidemark_protocol::file::FileState;
 pub use tidemark_protocol::residency::ReclaimClass;
-pub use view::FileView;
+pub use view::{FileView, NodeViews};
 pub use withdraw::{Leads, Listed, Withdrawn};
 pub use writer::{Ended, Peers, SessionKey, WriterId};
-pub use xattr::XattrSource;
+pub use writers::Writers;
+pub use xattr::{XattrCalls, XattrSource};
 
 use carried::CarriedNames;
 use catalog::Removed;
@@ -100,18 +111,15 @@ use file::File;
 use guarded::Guarded;
 use handle::HandleTable;
 use journal::Journal;
-pub use kept::{Kept, KeptBy};
 use node::{Body, Node};
 use outgoing::Outgoing;
 use reclaim::Candidate;
-pub use reclaim::Place;
 use room::Room;
 use session::Session;
 use stale::StaleCallers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 use tidemark_protocol::file::FileEvent;
@@ -244,15 +252,12 @@ pub struct Namespace {
     /// Whether a program holds a lock on an inode; none without a mount.
     locks: RwLock<Option<LockOracle>>,
     xattr_source: RwLock<Option<Arc<dyn XattrSource>>>,
-    room: Room,
+    room_waits: Room,
     /// What became of processes of other nodes.
     fates: Mutex<Fates>,
-    /// The daemon is ending: no new files.
-    closed: AtomicBool,
-    /// The daemon is about to go: nothing that is done from now on is kept.
-    refuses_writers: AtomicBool,
+    gate: Gate,
     /// How seals give way to programs.
-    seals: Mutex<Courtesy>,
+    courtesy: Mutex<Courtesy>,
     /// One snapshot of the tree is taken at a time.
     snapshots: Mutex<()>,
 }
@@ -367,35 +372,16 @@ impl Namespace {
             prediction: RwLock::new(None),
             locks: RwLock::new(None),
             xattr_source: RwLock::new(None),
-            room: Room::default(),
+            room_waits: Room::default(),
             fates: Mutex::default(),
-            closed: AtomicBool::new(false),
-            refuses_writers: AtomicBool::new(false),
-            seals: Mutex::new(Courtesy::new(SEALS_GIVE_WAY_AT_ONCE, Instant::now())),
+            gate: Gate::default(),
+            courtesy: Mutex::new(Courtesy::new(SEALS_GIVE_WAY_AT_ONCE, Instant::now())),
             snapshots: Mutex::new(()),
         });
         if namespace.state.commit().is_err() {
             tracing::error!("the journal did not take the first records of the tree");
         }
         namespace
-    }
-
-    /// From now on a new file is refused with [`FsError::ReadOnly`]; files that are there can be written still.
-    pub fn close_to_new_files(&self) {
-        self.closed.store(true, Ordering::Release);
-    }
-
-    /// From now on nothing that a program changes is kept, and it is told so: a close of what it may have written is
-    /// [`FsError::Io`], every other change [`FsError::ReadOnly`].
-    pub fn refuse_writers(&self) {
-        self.close_to_new_files();
-        self.refuses_writers.store(true, Ordering::Release);
-    }
-
-    /// See [`Namespace::refuse_writers`].
-    #[must_use]
-    pub fn are_writers_refused(&self) -> bool {
-        self.refuses_writers.load(Ordering::Acquire)
     }
 
     /// A program waits for an answer: see [`Tier1::asked`].
@@ -408,12 +394,18 @@ impl Namespace {
         *self.prediction.write().expect(UNPOISONED) = Some(prediction);
     }
 
+    /// Nanoseconds since 1970 by this node's clock.
+    #[must_use]
+    pub fn now_ns(&self) -> i64 {
+        self.state.now_ns()
+    }
+
     /// Waits until something changed that nobody took yet, or until `timeout` has passed. Whether something did.
     pub fn wait_dirty(&self, timeout: Duration) -> bool {
         self.state.wait_dirty(timeout)
     }
 
-    /// Drains the set of changed nodes: files whose state changed or that are gone ([`Namespace::view`] is then `None`), and
+    /// Drains the set of changed nodes: files whose state changed or that are gone ([`NodeViews::view`] is then `None`), and
     /// directories renamed or removed. It holds all that changed before the call; what changes while the caller works is in
     /// the next answer. It is bounded by the number of nodes plus those removed since the last call.
     #[must_use]

@@ -11,12 +11,13 @@ use super::attributes::Teller;
 use super::catalog::Moment;
 use super::cold::AdoptEntry;
 use super::file::File;
+use super::guarded::Guarded;
 use super::hidden::TORN;
 use super::node::{Body, Node};
 use super::outgoing::attributes;
 use super::writer::WriterId;
 use super::xattr::Xattrs;
-use super::{AdoptKind, FILE_MODE_BITS, FsError, HIDDEN, Namespace, NodeId, ROOT, State};
+use super::{AdoptKind, FILE_MODE_BITS, FsError, HIDDEN, NodeId, ROOT, State};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,14 +49,20 @@ impl Remote {
 /// Names settled in one hold of the lock.
 const SETTLED_AT_ONCE: usize = 256;
 
-impl Namespace {
+/// Other nodes' names and states, taken into this tree.
+#[derive(Debug, Clone, Copy)]
+pub struct Mirror<'a> {
+    pub(super) state: &'a Guarded,
+}
+
+impl Mirror<'_> {
     /// Carries out what another node did to names, in order, as its publication of that number says; what cannot be done is passed over and
     /// said, since the other has done it. What was carried out before the daemon was killed is not carried out again.
     ///
-    /// What was made while `from` counted as lost is others', and keeps its names ([`Namespace::gives_up`]).
+    /// What was made while `from` counted as lost is others', and keeps its names ([`CatalogTree::gives_up`](super::CatalogTree::gives_up)).
     pub fn follow(&self, operations: &[NameOperation], from: &NodeLife, publication: u64) {
         let now_ns = self.state.now_ns();
-        let mut done = self.operations_done(from, publication).min(operations.len());
+        let mut done = self.state.look(|state| state.heard.done(from, publication)).min(operations.len());
         while done < operations.len() {
             let next = operations.len().min(done + SETTLED_AT_ONCE);
             let followed = self.state.change(|state| {
@@ -139,7 +146,7 @@ impl Namespace {
     /// Brings a whole directory to what the coordinator says of it.
     ///
     /// # Errors
-    /// As [`Namespace::settle_name`].
+    /// As [`Mirror::settle_name`].
     pub fn settle_directory(
         &self,
         directory: &[u8],

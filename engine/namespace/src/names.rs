@@ -3,8 +3,10 @@
 //! Owns: lookup and forget, mkdir, symlink, mknod, link, unlink, rmdir, rename, readlink, readdir.
 //! Does not own: the structure they work on (`tree`), creating files (`open`).
 
+use super::WriterCache;
 use super::attr::{Attr, Kind, Special, attr};
 use super::begun::Made;
+use super::guarded::Guarded;
 use super::handle::DirEntry;
 use super::node::{Body, Link, Node};
 use super::outgoing::attributes;
@@ -60,7 +62,16 @@ impl Namespace {
     pub fn getattr(&self, node: NodeId) -> Result<Attr, FsError> {
         self.state.look(|state| attr(node, state.tree.node(node)?))
     }
+}
 
+/// Calls that make, move and list names.
+#[derive(Debug, Clone, Copy)]
+pub struct NameCalls<'a> {
+    pub(super) state: &'a Guarded,
+    pub(super) writers: &'a WriterCache,
+}
+
+impl NameCalls<'_> {
     /// Makes a directory; counts the look-up.
     ///
     /// # Errors
@@ -79,7 +90,7 @@ impl Namespace {
     /// Makes a symlink; counts the look-up. The target is kept as it is.
     ///
     /// # Errors
-    /// As [`Namespace::mkdir`]; [`FsError::NameTooLong`] for a target over 4095 bytes, [`FsError::NotFound`] for an empty one.
+    /// As [`NameCalls::mkdir`]; [`FsError::NameTooLong`] for a target over 4095 bytes, [`FsError::NotFound`] for an empty one.
     pub fn symlink(
         &self,
         caller: &Caller,
@@ -99,7 +110,7 @@ impl Namespace {
     /// Makes a pipe, a socket or a device; counts the look-up. It is of this node only: Tier-3 does not know it.
     ///
     /// # Errors
-    /// As [`Namespace::mkdir`].
+    /// As [`NameCalls::mkdir`].
     pub fn make_special(
         &self,
         caller: &Caller,
@@ -252,10 +263,7 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Invalid`] for what is no symlink.
     pub fn readlink(&self, node: NodeId) -> Result<Vec<u8>, FsError> {
-        self.state.look(|state| match &state.tree.node(node)?.body {
-            Body::Symlink(target) => Ok(target.to_vec()),
-            Body::File(_) | Body::Directory(_) | Body::Special(_) => Err(FsError::Invalid),
-        })
+        self.state.look(|state| state.tree.target(node))
     }
 
     /// # Errors
@@ -281,10 +289,10 @@ impl Namespace {
         self.state.look(|state| Ok(state.tree.node(node)?.directory()?.next_cookie))
     }
 
-    /// As [`Namespace::readdir`], of the entries with cookies below `end` ([`Namespace::listing_end`]).
+    /// As [`NameCalls::readdir`], of the entries with cookies below `end` ([`NameCalls::listing_end`]).
     ///
     /// # Errors
-    /// As [`Namespace::readdir`].
+    /// As [`NameCalls::readdir`].
     pub fn readdir_to(&self, node: NodeId, cookie: u64, end: u64) -> Result<Vec<DirEntry>, FsError> {
         self.state.look(|state| {
             let directory = state.tree.node(node)?.directory()?;
@@ -311,11 +319,6 @@ impl Namespace {
 
     /// A listing holds nothing but its cookie, so there is nothing to give back.
     pub fn releasedir(&self, _node: NodeId) {}
-
-    /// All names of a node, each with its directory.
-    pub fn names_of(&self, node: NodeId) -> Vec<(NodeId, Vec<u8>)> {
-        self.state.look(|state| state.names_of(node))
-    }
 
     /// The journal has the directory's entries already: each was journaled before its call returned.
     ///

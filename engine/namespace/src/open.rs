@@ -19,7 +19,6 @@ use super::reclaim::Candidate;
 use super::session::Answer;
 use super::stale::{Patience, Spared};
 use super::{Caller, FILE_MODE_BITS, FsError, Namespace, NodeId, State, is_hidden};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::file::FileEvent;
@@ -95,7 +94,7 @@ impl Namespace {
                 }
                 Err(error) => return Err(error),
             }
-            if self.closed.load(Ordering::Acquire) {
+            if self.gate.is_closed() {
                 return Err(FsError::ReadOnly);
             }
             if state.tree.weight_bytes >= self.state.weight_limit() {
@@ -111,7 +110,7 @@ impl Namespace {
             path.extend_from_slice(name);
             path
         };
-        let backing = self.new_backing(self.predict(&path))?;
+        let backing = self.room().new_backing(self.overwrites().predict(&path))?;
         let writable = flags & ACCESS_MODE != 0;
         let writer = if writable { self.writers.opens(caller) } else { None };
         let mut backing = Some(backing);
@@ -163,9 +162,9 @@ impl Namespace {
         mode: u32,
     ) -> Result<Attr, FsError> {
         let (made, open) = self.create(caller, parent, name, mode, WRITE_ONLY | EXCLUSIVE)?;
-        if let Err(error) = self.close(open.fh) {
+        if let Err(error) = self.handles().close(open.fh) {
             self.forget(made.node, 1);
-            if let Err(kept) = self.take_back(open.fh) {
+            if let Err(kept) = self.handles().take_back(open.fh) {
                 tracing::warn!(fh = open.fh, error = %kept, "a file that was not to be made could not be taken back");
             }
             return Err(error);
@@ -239,7 +238,9 @@ impl Namespace {
             }
             let size_bytes = observe(target, file)?.size_bytes;
             let change = file.change(size_bytes, kept);
-            let Some((mut state, change)) = self.without_new_node(state, node, change, &mut patience)? else {
+            let Some((mut state, change)) =
+                self.overwrites().without_new_node(state, node, change, &mut patience)?
+            else {
                 continue;
             };
             let file = state.file_mut(node)?;
@@ -248,7 +249,8 @@ impl Namespace {
             break (size_bytes, change, file.backing.clone().filter(|_| file.opens == 0));
         };
         // What is written anew becomes about as large as it was, or as its name was the last time.
-        let expected_bytes = if truncates { self.expected_bytes(node).max(size_bytes) } else { 0 };
+        let expected_bytes =
+            if truncates { self.overwrites().expected_bytes(node).max(size_bytes) } else { 0 };
         if let (true, Change::InPlace, Some(old)) = (truncates && self.tier1.has_spill(), change, &old)
             && !old.is_spilled()
             && (self.tier1.is_outgrown(Some(expected_bytes))
@@ -263,9 +265,9 @@ impl Namespace {
             self.state.change(|state| state.withdraw_seal(node, self.state.file_id(node)))?;
         }
         let prepared = if truncates && change != Change::InPlace {
-            self.prepare_overwrite(expected_bytes)
+            self.overwrites().prepare_overwrite(expected_bytes)
         } else {
-            self.prepare(node, change, if truncates { 0 } else { size_bytes }, size_bytes)
+            self.overwrites().prepare(node, change, if truncates { 0 } else { size_bytes }, size_bytes)
         };
         let mut opened = self.state.change(|state| {
             state.apply_change(
@@ -314,7 +316,7 @@ impl Namespace {
             file.backing.is_some()
         };
         // Nothing to fetch: an empty file gets an empty backing file.
-        let mut empty = if here { None } else { Some(self.new_backing(Some(0))?) };
+        let mut empty = if here { None } else { Some(self.room().new_backing(Some(0))?) };
         let opened = self.state.change(|state| {
             let file = state.file_mut(node)?;
             // Reclaimed, or begun to be changed, between the two looks.

@@ -8,14 +8,14 @@
 
 use super::attr::observe;
 use super::carried::CarriedNames;
+use super::guarded::Guarded;
 use super::node::{Body, Node};
 use super::unanswered::Unanswered;
 use super::view::NODES_AT_ONCE;
-use super::{FileState, FileView, Namespace, NodeId, ROOT, State, is_hidden};
+use super::{FileState, FileView, NodeId, ROOT, State, is_hidden};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttributes};
-use tidemark_protocol::id::Incarnation;
 use tidemark_protocol::path::split;
 
 /// Names whose last operation is remembered: far more than change while one question is on its way.
@@ -126,8 +126,14 @@ pub enum OutgoingBody {
     File(Box<FileView>),
 }
 
-impl Namespace {
-    /// From now on another node coordinates, and changes are collected for it ([`Namespace::take_outgoing`]). Nothing changes while this tree is
+/// What other nodes have to be told, for whoever tells them.
+#[derive(Debug, Clone, Copy)]
+pub struct Publications<'a> {
+    pub(super) state: &'a Guarded,
+}
+
+impl Publications<'_> {
+    /// From now on another node coordinates, and changes are collected for it ([`Publications::take_outgoing`]). Nothing changes while this tree is
     /// the catalog: a join that was under way when this node took the seat ends after that.
     pub fn collect_outgoing(&self) {
         self.state.look(|state| {
@@ -341,14 +347,8 @@ impl Namespace {
     }
 
     /// Resolves when there may be something to tell.
-    pub async fn outgoing_changed(&self) {
+    pub async fn outgoing_changed(self) {
         self.state.told.notified().await;
-    }
-
-    /// Nanoseconds since 1970 by this node's clock.
-    #[must_use]
-    pub fn now_ns(&self) -> i64 {
-        self.state.now_ns()
     }
 }
 
@@ -439,7 +439,7 @@ impl State {
         }
     }
 
-    /// [`Namespace::tell_begun`] for the next files after that one; gives the last of them, and none where there is none.
+    /// [`Publications::tell_begun`] for the next files after that one; gives the last of them, and none where there is none.
     fn tell_begun_after(&mut self, after: NodeId) -> Option<NodeId> {
         let (nodes, outgoing) = (&self.tree.nodes, self.outgoing.as_mut()?);
         let size_bytes = |id: &NodeId| {
@@ -546,8 +546,9 @@ pub(super) fn attributes(node: &Node) -> NodeAttributes {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Caller, NamespaceSettings};
+    use super::super::{Caller, Namespace, NamespaceSettings};
     use super::*;
+    use tidemark_protocol::id::Incarnation;
     use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
 
     #[test]
@@ -558,20 +559,20 @@ mod tests {
         let medium = MediumChoice::Directory(folder.path().to_path_buf());
         let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
         let tree = Namespace::new(NamespaceSettings::new(Incarnation(1)), tier1).unwrap();
-        tree.collect_outgoing();
+        tree.publications().collect_outgoing();
         let create = |file: usize| tree.create(&ME, ROOT, file.to_string().as_bytes(), 0o644, 1).unwrap().1;
         let made: Vec<_> = (0..FILES).map(create).collect();
         let told = || {
-            tree.publication_answered();
-            tree.take_outgoing(usize::MAX, usize::MAX, false).states.len()
+            tree.publications().publication_answered();
+            tree.publications().take_outgoing(usize::MAX, usize::MAX, false).states.len()
         };
         assert_eq!(told(), FILES);
-        tree.tell_begun();
+        tree.publications().tell_begun();
         assert_eq!(told(), 0, "they are empty still");
         for file in &made {
             file.backing.write_at(b"bytes", 0).unwrap();
         }
-        tree.tell_begun();
+        tree.publications().tell_begun();
         assert_eq!(told(), FILES);
     }
 }

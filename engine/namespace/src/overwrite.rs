@@ -3,19 +3,34 @@
 //! Owns: what is done outside the lock before a change: a new backing file, a copy, a new length. Does not own: the choice
 //! (`open`), who is sent back to the names (`stale`), the change itself (`State::apply_change`).
 
+use super::LockOracle;
+use super::Prediction;
+use super::RwLock;
 use super::attr::freeze;
+use super::guarded::Guarded;
+use super::host_room::HostRoom;
 use super::open::Change;
-use super::{FsError, Namespace, NodeId};
+use super::view::NodeViews;
+use super::{FsError, NodeId};
 use std::sync::Arc;
 use tidemark_tier1::Backing;
 
 /// Bytes copied at a time when a frozen file is opened for update.
 const COPY_BYTES: usize = 4 << 20;
 
-impl Namespace {
+/// Making bytes ready to be changed that somebody may hold.
+#[derive(Clone, Copy)]
+pub(super) struct Overwrites<'a> {
+    pub(super) state: &'a Guarded,
+    pub(super) room: HostRoom<'a>,
+    pub(super) prediction: &'a RwLock<Option<Prediction>>,
+    pub(super) locks: &'a RwLock<Option<LockOracle>>,
+}
+
+impl<'a> Overwrites<'a> {
     /// How large the last file of this node's name was; 0 when nobody knows.
     pub(super) fn expected_bytes(&self, node: NodeId) -> u64 {
-        self.path_of(node).and_then(|path| self.predict(&path)).unwrap_or(0)
+        NodeViews { state: self.state }.path_of(node).and_then(|path| self.predict(&path)).unwrap_or(0)
     }
 
     pub(super) fn predict(&self, path: &[u8]) -> Option<u64> {
@@ -25,8 +40,8 @@ impl Namespace {
     /// An empty backing file for a file that is written anew, of the expected size where there is room for that beside
     /// the old bytes.
     pub(super) fn prepare_overwrite(&self, expected_bytes: u64) -> Result<Option<Arc<Backing>>, FsError> {
-        match self.new_backing(Some(expected_bytes)) {
-            Err(FsError::NoSpace) => self.new_backing(Some(0)).map(Some),
+        match self.room.new_backing(Some(expected_bytes)) {
+            Err(FsError::NoSpace) => self.room.new_backing(Some(0)).map(Some),
             made => made.map(Some),
         }
     }
@@ -47,12 +62,12 @@ impl Namespace {
                 if new_size_bytes != old_size_bytes {
                     let old = old.ok_or(FsError::Stale)?;
                     self.state.look(|state| freeze(state.tree.node_mut(node)?))?;
-                    return match self.grow(&old, old_size_bytes, new_size_bytes) {
+                    return match self.room.grow(&old, old_size_bytes, new_size_bytes) {
                         // While it is open the kernel allows it no other backing file.
                         Err(FsError::NoSpace)
-                            if opens == 0 && !old.is_spilled() && self.tier1.has_spill() =>
+                            if opens == 0 && !old.is_spilled() && self.room.tier1.has_spill() =>
                         {
-                            let fresh = self.tier1.create_spilled(Some(new_size_bytes))?;
+                            let fresh = self.room.tier1.create_spilled(Some(new_size_bytes))?;
                             copy(&old, &fresh, old_size_bytes)?;
                             fresh.set_len(new_size_bytes)?;
                             Ok(Some(fresh))
@@ -63,12 +78,12 @@ impl Namespace {
                 Ok(None)
             }
             Change::NewBacking { keep_bytes } | Change::NewNode { keep_bytes } => {
-                let fresh = self.new_backing(Some(new_size_bytes))?;
+                let fresh = self.room.new_backing(Some(new_size_bytes))?;
                 if let (Some(old), true) = (old, keep_bytes > 0) {
                     copy(&old, &fresh, keep_bytes)?;
                 }
                 if new_size_bytes != keep_bytes {
-                    self.grow(&fresh, keep_bytes, new_size_bytes)?;
+                    self.room.grow(&fresh, keep_bytes, new_size_bytes)?;
                 }
                 Ok(Some(fresh))
             }

@@ -2,8 +2,10 @@
 //!
 //! Owns: which file goes first, noting object copies. Does not own: when (the node loop), what is committed.
 
+use super::cold::HostCopies;
 use super::file::{File, ObjectCopy};
-use super::{FsError, Namespace, NodeId, ReclaimClass, State};
+use super::host_room::HostRoom;
+use super::{FsError, NodeId, ReclaimClass, State};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Instant;
@@ -55,7 +57,7 @@ impl Candidate {
     }
 }
 
-impl Namespace {
+impl HostCopies<'_> {
     /// Says what may be taken of a file. A file that is changed goes back to `Never`.
     pub fn set_reclaim(&self, file: FileId, class: ReclaimClass) {
         self.state.look(|state| {
@@ -138,7 +140,9 @@ impl Namespace {
             tracing::error!(%file, %seal, %error, "the journal still names an object that is gone");
         }
     }
+}
 
+impl<'a> HostRoom<'a> {
     /// Reclaims host copies in class order, longest closed first, until `bytes` are free or nothing is left to
     /// take; returns the bytes freed. Open, held and just restored files are passed over.
     pub fn make_room(&self, bytes: u64) -> u64 {

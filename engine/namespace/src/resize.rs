@@ -4,6 +4,7 @@
 
 use super::attr::{Attr, SetAttr, SetTime, attr, freeze, mark_unwritten, observe, rebase};
 use super::open::Change;
+use super::overwrite::Overwrites;
 use super::stale::{Patience, Spared};
 use super::{Caller, FsError, Namespace, NodeId};
 
@@ -12,12 +13,12 @@ impl Namespace {
     /// while a seal's bytes are being read; then other attributes are set.
     ///
     /// # Errors
-    /// [`FsError::Busy`] for a new size of a file whose bytes are elsewhere: fetch it first ([`Namespace::cold`]);
+    /// [`FsError::Busy`] for a new size of a file whose bytes are elsewhere: fetch it first ([`HostCopies::cold`](super::HostCopies::cold));
     /// [`FsError::Stale`] once where the name is to be looked up again, and nothing has changed; [`FsError::NoSpace`], [`FsError::NeverFits`], [`FsError::IsDirectory`],
     /// [`FsError::TooBig`].
     pub fn setattr(&self, caller: &Caller, node: NodeId, set: &SetAttr) -> Result<Attr, FsError> {
         if let Some(size_bytes) = set.size {
-            self.set_size(caller, node, size_bytes)?;
+            self.overwrites().set_size(caller, node, size_bytes)?;
         }
         self.state.change(|state| {
             let target = state.tree.node_mut(node)?;
@@ -52,9 +53,11 @@ impl Namespace {
             attr(node, state.tree.node(node)?)
         })
     }
+}
 
+impl<'a> Overwrites<'a> {
     fn set_size(&self, caller: &Caller, node: NodeId, size_bytes: u64) -> Result<(), FsError> {
-        let could_hold = self.could_hold(size_bytes, size_bytes);
+        let could_hold = self.room.could_hold(size_bytes, size_bytes);
         let mut patience = Patience::begin(caller.pid, Spared::First(size_bytes));
         let (old_bytes, change) = loop {
             let mut state = self.state.settle(node)?;

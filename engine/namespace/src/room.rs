@@ -7,7 +7,8 @@
 //! host copy is being uploaded. A refused create costs a job its checkpoint, so it is worth that moment. Writes and
 //! closes never wait (they do not ask us), and where nothing moves nobody waits for long.
 
-use super::{FsError, LARGEST_FILE_BYTES, Namespace};
+use super::host_room::HostRoom;
+use super::{FsError, LARGEST_FILE_BYTES};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,11 +48,11 @@ pub struct RoomWait<'a> {
     until: Option<Instant>,
 }
 
-impl Namespace {
+impl<'a> HostRoom<'a> {
     /// Patience for a call that may meet [`FsError::NoSpace`](super::FsError::NoSpace): it is made again for as long
     /// as [`RoomWait::again`] says so.
-    pub fn room_wait(&self) -> RoomWait<'_> {
-        RoomWait { room: &self.room, tier1: &self.tier1, until: None }
+    pub fn room_wait(&self) -> RoomWait<'a> {
+        RoomWait { room: &self.waits, tier1: &self.tier1, until: None }
     }
 
     /// Refuses what no waiting brings room for. It says nothing of how full memory is: `to_bytes` is the length that is asked for, and
@@ -65,19 +66,19 @@ impl Namespace {
 
     /// A file that grows has met the end of the memory: the kernel refuses its writer without asking.
     pub fn note_wall(&self) {
-        self.room.refused.lock().unwrap_or_else(PoisonError::into_inner).last = Some(Instant::now());
+        self.waits.refused.lock().unwrap_or_else(PoisonError::into_inner).last = Some(Instant::now());
     }
 
     /// Calls that were refused for want of room since the start.
     #[must_use]
     pub fn refusals(&self) -> Refusals {
-        *self.room.refused.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.waits.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls that wait for room now.
     #[must_use]
     pub fn waiting_for_room(&self) -> usize {
-        self.room.waiting.load(Ordering::Relaxed)
+        self.waits.waiting.load(Ordering::Relaxed)
     }
 }
 

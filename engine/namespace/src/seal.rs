@@ -3,8 +3,10 @@
 //! Owns: tickets, the lease test's outcome, holds on a seal's bytes, the number of bytes that may still change. Does not own:
 //! hashing (the node loop).
 
+use super::Mutex;
 use super::file::SealHold;
-use super::{FsError, Namespace, NodeId, ROOT, State, UNPOISONED};
+use super::guarded::Guarded;
+use super::{FsError, NodeId, ROOT, State, UNPOISONED};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +15,8 @@ use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::file::Readers;
 use tidemark_protocol::file::{FileEvent, FileState, Seal};
 use tidemark_protocol::id::{FileId, SealNumber};
-use tidemark_tier1::Backing;
+use tidemark_tier1::courtesy::Courtesy;
+use tidemark_tier1::{Backing, Tier1};
 
 /// Leave to hash a closed file. While it lives, an overwrite leaves these bytes alone; a write-open voids it.
 #[derive(Debug)]
@@ -27,7 +30,7 @@ pub struct SealTicket {
     hold: Arc<SealHold>,
 }
 
-/// Bytes to be judged; see [`Namespace::begin_judging`].
+/// Bytes to be judged; see [`Seals::begin_judging`].
 #[derive(Debug)]
 pub struct JudgeTicket {
     pub node: NodeId,
@@ -142,7 +145,15 @@ pub enum NotSealable {
 #[error("the file was opened for writing, changed or removed meanwhile; begin again when it is closed")]
 pub struct Voided;
 
-impl Namespace {
+/// Freezing the bytes of closed files, and reading what is frozen.
+#[derive(Debug, Clone, Copy)]
+pub struct Seals<'a> {
+    pub(super) state: &'a Guarded,
+    pub(super) tier1: &'a Arc<Tier1>,
+    pub(super) courtesy: &'a Mutex<Courtesy>,
+}
+
+impl Seals<'_> {
     /// Begins to seal a closed file: nobody writes, and the lease test says that no writable mapping lives.
     ///
     /// # Errors
@@ -154,7 +165,7 @@ impl Namespace {
     /// The same of a file that belongs to no checkpoint: one that was cut is sealed as it is, and stays marked.
     ///
     /// # Errors
-    /// As [`Namespace::begin_seal`], without [`NotSealable::Cut`].
+    /// As [`Seals::begin_seal`], without [`NotSealable::Cut`].
     pub fn begin_seal_as_it_is(&self, node: NodeId) -> Result<SealTicket, NotSealable> {
         self.begin(node, true)
     }
@@ -236,7 +247,7 @@ impl Namespace {
     }
 
     /// Whether a file's bytes are looked at before they are served: they were sealed before this daemon started and nobody has looked at
-    /// them since, or they were found bad ([`Namespace::doubt_host`]).
+    /// them since, or they were found bad ([`HostCopies::doubt_host`](super::HostCopies::doubt_host)).
     pub fn is_unverified(&self, node: NodeId) -> bool {
         let unverified = |state: &mut State| Ok::<_, FsError>(state.tree.node(node)?.file()?.unverified);
         self.state.look(unverified).unwrap_or(false)
@@ -354,8 +365,8 @@ impl Namespace {
     }
 
     /// Whether seals wait now, so that programs which ask for something have the processors. Costs a short lock.
-    pub fn seals_give_way(&self) -> bool {
-        let mut courtesy = self.seals.lock().expect(UNPOISONED);
+    pub fn give_way(&self) -> bool {
+        let mut courtesy = self.courtesy.lock().expect(UNPOISONED);
         courtesy.gives_way(self.tier1.asked_so_far(), Instant::now())
     }
 }

@@ -8,7 +8,8 @@
 //! gives the answer without doing the work again. Once the answer is out, the number is forgotten.
 
 use super::attr::{Attr, attr};
-use super::{FsError, Namespace, NodeId, State};
+use super::guarded::Guarded;
+use super::{FsError, NodeId, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -95,7 +96,13 @@ impl State {
     }
 }
 
-impl Namespace {
+/// What the kernel's session needs over daemons.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionCalls<'a> {
+    pub(super) state: &'a Guarded,
+}
+
+impl SessionCalls<'_> {
     /// The answer to a request that was carried out before; none when it was not.
     pub fn answered(&self, request: RequestId) -> Option<Answer> {
         self.state.look(|state| state.session.answer_to(request))

@@ -10,6 +10,7 @@
 
 use super::attr::{Attr, attr, observe};
 use super::open::Change;
+use super::overwrite::Overwrites;
 use super::{Caller, FsError, Namespace, NodeId, State, UNPOISONED};
 use std::collections::VecDeque;
 use std::sync::MutexGuard;
@@ -133,6 +134,43 @@ impl Namespace {
         *self.locks.write().expect(UNPOISONED) = Some(oracle);
     }
 
+    /// Finds a name for a thread and counts that the kernel knows its node.
+    ///
+    /// # Errors
+    /// As [`Namespace::lookup`].
+    pub fn lookup_by(&self, pid: u32, parent: NodeId, name: &[u8]) -> Result<Looked, FsError> {
+        self.state.look(|state| {
+            let found = state.tree.child(parent, name);
+            if state.stale.looks_up(pid, found.ok()).is_some() {
+                return Ok(Looked::Begun);
+            }
+            let id = found?;
+            let node = state.tree.node_mut(id)?;
+            let attr = attr(id, node)?;
+            node.lookups += 1;
+            Ok(Looked::Found(attr))
+        })
+    }
+
+    /// The same after [`Looked::Begun`]: gives the names to a new node with what the change keeps of the bytes. May block as long as
+    /// that is copied.
+    ///
+    /// # Errors
+    /// As [`Namespace::lookup`]; [`FsError::NoSpace`], and nothing has changed.
+    pub fn lookup_anew(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<Attr, FsError> {
+        let begun = self.state.look(|state| {
+            let node = state.tree.child(parent, name).ok()?;
+            Some((node, state.stale.looks_up(caller.pid, Some(node))?))
+        });
+        if let Some((node, kept)) = begun {
+            self.overwrites().give_names_away(node, kept, caller.now_ns)?;
+            self.state.look(|state| state.stale.settle(caller.pid, node));
+        }
+        self.lookup(parent, name)
+    }
+}
+
+impl<'a> Overwrites<'a> {
     fn is_locked(&self, numbers: [u64; 2]) -> bool {
         self.locks.read().expect(UNPOISONED).as_ref().is_some_and(|is_locked| is_locked(numbers))
     }
@@ -143,8 +181,8 @@ impl Namespace {
     /// # Errors
     /// [`FsError::Stale`]: nothing has changed, and the names are to be looked up again. [`FsError::Busy`] when the bytes were
     /// read for too long.
-    pub(super) fn without_new_node<'a>(
-        &'a self,
+    pub(super) fn without_new_node(
+        &self,
         mut state: MutexGuard<'a, State>,
         node: NodeId,
         change: Change,
@@ -185,41 +223,6 @@ impl Namespace {
         state.tree.node_mut(node)?.overwritten = true;
         state.stale.note(patience.pid, node, Some(patience.kept));
         Err(FsError::Stale)
-    }
-
-    /// Finds a name for a thread and counts that the kernel knows its node.
-    ///
-    /// # Errors
-    /// As [`Namespace::lookup`].
-    pub fn lookup_by(&self, pid: u32, parent: NodeId, name: &[u8]) -> Result<Looked, FsError> {
-        self.state.look(|state| {
-            let found = state.tree.child(parent, name);
-            if state.stale.looks_up(pid, found.ok()).is_some() {
-                return Ok(Looked::Begun);
-            }
-            let id = found?;
-            let node = state.tree.node_mut(id)?;
-            let attr = attr(id, node)?;
-            node.lookups += 1;
-            Ok(Looked::Found(attr))
-        })
-    }
-
-    /// The same after [`Looked::Begun`]: gives the names to a new node with what the change keeps of the bytes. May block as long as
-    /// that is copied.
-    ///
-    /// # Errors
-    /// As [`Namespace::lookup`]; [`FsError::NoSpace`], and nothing has changed.
-    pub fn lookup_anew(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<Attr, FsError> {
-        let begun = self.state.look(|state| {
-            let node = state.tree.child(parent, name).ok()?;
-            Some((node, state.stale.looks_up(caller.pid, Some(node))?))
-        });
-        if let Some((node, kept)) = begun {
-            self.give_names_away(node, kept, caller.now_ns)?;
-            self.state.look(|state| state.stale.settle(caller.pid, node));
-        }
-        self.lookup(parent, name)
     }
 
     /// Gives the names of a file to a new node, where that is still needed.

@@ -3,12 +3,19 @@
 //! Owns: finding them, by path, by identity and all at once. Does not own: which of them are to be told (`outgoing`), their form
 //! ([`OutgoingNode`]).
 
+use super::guarded::Guarded;
 use super::node::{Body, Node};
-use super::{FileState, Namespace, NodeId, OutgoingNode, is_hidden};
+use super::{FileState, NodeId, OutgoingNode, is_hidden};
 use tidemark_protocol::id::{FileId, Incarnation};
 use tidemark_protocol::path::join;
 
-impl Namespace {
+/// Nodes as they stand, for whoever tells other nodes of them.
+#[derive(Debug, Clone, Copy)]
+pub struct StandingNodes<'a> {
+    pub(super) state: &'a Guarded,
+}
+
+impl StandingNodes<'_> {
     /// The node on which a file is being written, of whose bytes nothing was heard yet.
     #[must_use]
     pub fn begun_elsewhere(&self, node: NodeId) -> Option<Incarnation> {

@@ -361,6 +361,14 @@ impl Tree {
         Some(parts.join(&b'/'))
     }
 
+    /// What a symlink says.
+    pub(super) fn target(&self, node: NodeId) -> Result<Vec<u8>, FsError> {
+        match &self.node(node)?.body {
+            Body::Symlink(target) => Ok(target.to_vec()),
+            Body::File(_) | Body::Directory(_) | Body::Special(_) => Err(FsError::Invalid),
+        }
+    }
+
     /// The node at a path relative to the root; the empty path is the root. Symlinks are not followed.
     pub(super) fn resolve(&self, path: &[u8]) -> Result<NodeId, FsError> {
         let mut at = ROOT;

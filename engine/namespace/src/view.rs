@@ -5,11 +5,12 @@
 use super::attr::observe;
 use super::copies::Present;
 use super::file::ObjectCopy;
+use super::guarded::Guarded;
 use super::mirror::Remote;
 use super::node::{Body, Node};
 use super::writer::WriterId;
 use super::{FileState, HIDDEN, ROOT, ReclaimClass};
-use super::{FsError, Namespace, NodeId, State};
+use super::{FsError, NodeId, State};
 use std::sync::Arc;
 use tidemark_content::Judgement;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
@@ -93,7 +94,13 @@ impl FileView {
     }
 }
 
-impl Namespace {
+/// What stands at a path, and what is known of a node.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeViews<'a> {
+    pub(super) state: &'a Guarded,
+}
+
+impl NodeViews<'_> {
     /// A file; none for what is no file, has no name left, or is gone.
     pub fn view(&self, node: NodeId) -> Option<FileView> {
         self.state.look(|state| state.view(node))
@@ -177,6 +184,11 @@ impl Namespace {
             .look(|state| state.tree.node(node)?.directory().map(|directory| directory.renamed_ns))
             .ok()
             .filter(|renamed_ns| *renamed_ns != 0)
+    }
+
+    /// All names of a node, each with its directory.
+    pub fn names_of(&self, node: NodeId) -> Vec<(NodeId, Vec<u8>)> {
+        self.state.look(|state| state.names_of(node))
     }
 
     /// The paths in sight of a file besides the one at which it is; none of what is no file, or has too many.

@@ -2,8 +2,10 @@
 //!
 //! Owns: both. Does not own: which versions are given up (`node::gc`).
 
+use super::hidden::HiddenNames;
 use super::view::NODES_AT_ONCE;
-use super::{FsError, Namespace, NodeId, State};
+use super::view::NodeViews;
+use super::{FsError, NodeId, State};
 use std::collections::HashSet;
 use tidemark_protocol::id::{FileId, Incarnation, SealNumber};
 use tidemark_protocol::path::RelPath;
@@ -45,7 +47,7 @@ pub struct Listed<'a> {
     pub key: &'a str,
 }
 
-impl Namespace {
+impl NodeViews<'_> {
     /// How the tree leads to the version that lists these files, under all their names.
     #[must_use]
     pub fn leads_to(&self, files: &[Listed<'_>]) -> Leads {
@@ -58,7 +60,9 @@ impl Namespace {
         };
         files.chunks(NODES_AT_ONCE).map(chunk).fold(Leads::default(), Leads::and)
     }
+}
 
+impl HiddenNames<'_> {
     /// Takes the names of these files out of the tree, where they still are those very bytes, and then those of the
     /// directories that are empty without them; gives how many names of files went. Programs that have one open keep it.
     ///

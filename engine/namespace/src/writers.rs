@@ -3,19 +3,30 @@
 //! Owns: handing over what calls noted of them. Does not own: identifying them (`writer`, `reader`), how they ended (`ends`), what follows
 //! (the node loop).
 
+use super::NodeId;
+use super::WriterCache;
 use super::begun::Made;
 use super::ends::End;
+use super::guarded::Guarded;
+use super::reader::Readers;
 use super::writer::{self, Peers, WriterId};
-use super::{Namespace, NodeId};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tidemark_protocol::id::FileId;
 
-impl Namespace {
+/// The processes that write, make, remove and read, and how they ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Writers<'a> {
+    pub(super) state: &'a Guarded,
+    pub(super) cache: &'a WriterCache,
+    pub(super) readers: &'a Readers,
+}
+
+impl Writers<'_> {
     /// How often a program opened a file for writing that has no number in this process's pid namespace; only rises.
     #[must_use]
     pub fn writers_unseen(&self) -> u64 {
-        self.writers.unseen()
+        self.cache.unseen()
     }
 
     /// Which directories were made since this was asked last; of very many the latest.
@@ -32,13 +43,13 @@ impl Namespace {
     /// How a process ended; none while it runs, and where nobody knows.
     #[must_use]
     pub fn end(&self, writer: &WriterId) -> Option<End> {
-        self.writers.end(writer)
+        self.cache.end(writer)
     }
 
     /// Closes the descriptors of writing processes that have ended, and keeps how they did for the next daemon. Costs one poll of those
     /// that are remembered, and a write of the journal where one has ended.
     pub fn forget_ended_writers(&self) {
-        let ended = self.writers.forget_ended(self.state.now_ns());
+        let ended = self.cache.forget_ended(self.state.now_ns());
         if ended.is_empty() {
             return;
         }
@@ -55,13 +66,13 @@ impl Namespace {
     /// The processes that were launched with a writer and were there at `before_ns`; see [`Peers`].
     #[must_use]
     pub fn peers(&self, writer: &WriterId, before_ns: i64) -> Peers {
-        writer::peers(self.writers.proc_root(), writer, before_ns)
+        writer::peers(self.cache.proc_root(), writer, before_ns)
     }
 
     /// Whether a process has ended of which the kernel may still say how.
     #[must_use]
     pub fn is_end_awaited(&self, writer: &WriterId) -> bool {
-        self.writers.is_awaited(writer)
+        self.cache.is_awaited(writer)
     }
 
     /// Who removed names of sealed files since this was asked last; of very many the latest.

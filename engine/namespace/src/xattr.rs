@@ -2,9 +2,11 @@
 //!
 //! Owns: their storage and bounds. Does not own: what the computed ones say ([`XattrSource`]).
 
+use super::RwLock;
+use super::guarded::Guarded;
 use super::node::Name;
 use super::session::Answer;
-use super::{Caller, FsError, Namespace, NodeId};
+use super::{Caller, FsError, NodeId};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -92,23 +94,30 @@ fn check(name: &[u8], value: &[u8]) -> Result<(), FsError> {
     Ok(())
 }
 
-impl Namespace {
+/// Calls on extended attributes.
+#[derive(Debug, Clone, Copy)]
+pub struct XattrCalls<'a> {
+    pub(super) state: &'a Guarded,
+    pub(super) source: &'a RwLock<Option<Arc<dyn XattrSource>>>,
+}
+
+impl XattrCalls<'_> {
     /// Sets what computes `user.tidemark.*`.
     pub fn set_xattr_source(&self, source: Arc<dyn XattrSource>) {
-        *self.xattr_source.write().expect(super::UNPOISONED) = Some(source);
+        *self.source.write().expect(super::UNPOISONED) = Some(source);
     }
 
-    fn source(&self, name: &[u8]) -> Option<Arc<dyn XattrSource>> {
+    fn computed_by(&self, name: &[u8]) -> Option<Arc<dyn XattrSource>> {
         if !is_computed(name) {
             return None;
         }
-        self.xattr_source.read().expect(super::UNPOISONED).clone()
+        self.source.read().expect(super::UNPOISONED).clone()
     }
 
     /// # Errors
     /// [`FsError::NoAttribute`], also for every name outside `user.`; [`FsError::Stale`].
     pub fn getxattr(&self, node: NodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
-        if let Some(source) = self.source(name) {
+        if let Some(source) = self.computed_by(name) {
             return source.get(node, name)?.ok_or(FsError::NoAttribute);
         }
         self.state.look(|state| {
@@ -131,7 +140,7 @@ impl Namespace {
         caller: &Caller,
     ) -> Result<(), FsError> {
         check(name, value)?;
-        if let Some(source) = self.source(name) {
+        if let Some(source) = self.computed_by(name) {
             return source.set(node, name, value);
         }
         if is_computed(name) {

@@ -28,7 +28,7 @@ pub(super) async fn watch(cluster: Arc<Cluster>) {
 }
 
 async fn look(cluster: &Cluster) -> Result<(), Away> {
-    let files = cluster.namespace.put_aside();
+    let files = cluster.namespace.mirror().put_aside();
     if files.is_empty() {
         return Ok(());
     }
@@ -39,7 +39,7 @@ async fn look(cluster: &Cluster) -> Result<(), Away> {
             cluster.ask(&ToCoordinator::Find { file }, ANSWER_DEADLINE).await?;
         let Answer::Known(found) = answer else { return Err(Away::New) };
         let known_at = found.as_ref().map(|state| String::from_utf8_lossy(&state.path).into_owned());
-        match cluster.namespace.end_aside(file, found.as_ref()) {
+        match cluster.namespace.mirror().end_aside(file, found.as_ref()) {
             Ok(()) => tracing::debug!(%file, ?known_at, "no longer aside"),
             Err(error) => tracing::warn!(%file, ?known_at, %error, "a file stays aside"),
         }

@@ -78,14 +78,14 @@ impl Cluster {
     /// Records that Tier-3 has these bytes: a file or a copy here that holds them may be evicted.
     pub fn take_object(&self, file: FileId, seal: SealNumber, object: &ObjectCopy) {
         self.take_copy_object(file, seal, object);
-        if self.namespace.note_object(file, seal, object.clone()) {
-            self.namespace.set_reclaim(file, ReclaimClass::CommittedNewest);
+        if self.namespace.hosts().note_object(file, seal, object.clone()) {
+            self.namespace.hosts().set_reclaim(file, ReclaimClass::CommittedNewest);
         }
     }
 
     fn take_copy_object(&self, file: FileId, seal: SealNumber, object: &ObjectCopy) {
-        if self.namespace.note_copy_object(file, seal, object.clone()) {
-            self.namespace.set_copy_reclaim(file, seal, ReclaimClass::CommittedNewest);
+        if self.namespace.peer_copies().note_copy_object(file, seal, object.clone()) {
+            self.namespace.peer_copies().set_copy_reclaim(file, seal, ReclaimClass::CommittedNewest);
         }
     }
 
@@ -109,7 +109,7 @@ impl Cluster {
     #[must_use]
     pub fn keepers(&self, file: FileId, seal: SealNumber) -> Vec<Address> {
         let holders = self.holders(file, seal);
-        let at_home = self.namespace.outgoing_file(file).is_some_and(|node| {
+        let at_home = self.namespace.standing().outgoing_file(file).is_some_and(|node| {
             matches!(&node.body, OutgoingBody::File(view) if view.remote.as_ref().is_some_and(|remote| remote.host))
         });
         let members = self.members.borrow();
@@ -166,9 +166,15 @@ pub async fn tell_copies(cluster: Arc<Cluster>) {
         // A coordinator that is new, or that has just let this node join, knows nothing of its copies.
         let now = (cluster.joined_number(), cluster.epoch());
         let whole = epoch != Some(now);
-        untold.extend(cluster.namespace.take_changed_copies());
+        untold.extend(cluster.namespace.peer_copies().take_changed_copies());
         if whole {
-            untold = cluster.namespace.copies().iter().map(|copy| (copy.file, copy.sealed.number)).collect();
+            untold = cluster
+                .namespace
+                .peer_copies()
+                .all()
+                .iter()
+                .map(|copy| (copy.file, copy.sealed.number))
+                .collect();
         }
         if untold.is_empty() && !whole {
             continue;
@@ -176,7 +182,7 @@ pub async fn tell_copies(cluster: Arc<Cluster>) {
         let some: Vec<_> = untold.iter().take(BATCH_ITEMS_MAX).copied().collect();
         let (mut kept, mut dropped) = (Vec::new(), Vec::new());
         for (file, seal) in &some {
-            match cluster.namespace.copy(*file, *seal) {
+            match cluster.namespace.peer_copies().copy(*file, *seal) {
                 Some(copy) => kept.push(state_of(&copy)),
                 None => dropped.push((*file, *seal)),
             }

@@ -45,7 +45,7 @@ impl fmt::Debug for Presence {
 
 /// Follows the coordinator, whichever node that is, until dropped.
 pub async fn follow(cluster: Arc<Cluster>, presence: Arc<Presence>) {
-    cluster.namespace.collect_outgoing();
+    cluster.namespace.publications().collect_outgoing();
     let publishing = tokio::spawn(publish_on(Arc::clone(&cluster)));
     let asking = tokio::spawn(super::aside::watch(Arc::clone(&cluster)));
     let _end = (AbortOnDrop(publishing), AbortOnDrop(asking));
@@ -68,14 +68,14 @@ pub async fn follow(cluster: Arc<Cluster>, presence: Arc<Presence>) {
 /// Joins and beats. Returns when the coordinator no longer knows this node, or another node is the coordinator.
 async fn stay(cluster: &Cluster, presence: &Presence) {
     publisher::tell_nothing(cluster).await;
-    let answered = cluster.namespace.last_answered();
+    let answered = cluster.namespace.publications().last_answered();
     let join = Join {
         life: cluster.life.clone(),
         start: cluster.start,
         address: presence.address.clone(),
         labels: presence.labels.clone().into(),
         epoch: cluster.epoch(),
-        publication: cluster.namespace.last_publication(),
+        publication: cluster.namespace.publications().last_publication(),
         alone: cluster.names.alone(&cluster.namespace),
         version: presence.version.clone(),
     };
@@ -102,12 +102,12 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     cluster.names.keep_alone(&cluster.namespace, &joined.alone);
     cluster.joined.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
     cluster.tried_to_join(None);
-    cluster.namespace.let_known_objects_give_way();
+    cluster.namespace.hosts().let_known_objects_give_way();
     cluster.copies_changed();
     cluster.take_members(members);
     let told = async {
         // An earlier publication may still wait for its answer; beats go on while this waits for it.
-        cluster.namespace.collect_outgoing();
+        cluster.namespace.publications().collect_outgoing();
         publisher::tell_from(cluster, &joined, answered).await;
         while let Err(away) = report(cluster).await {
             tracing::debug!(error = &away as &dyn std::error::Error, "what is known here is told later");
@@ -197,7 +197,7 @@ pub(super) async fn take_newer_members(cluster: &Cluster, number: u64) {
 async fn publish_on(cluster: Arc<Cluster>) {
     loop {
         tokio::select! {
-            () = cluster.namespace.outgoing_changed() => {}
+            () = cluster.namespace.publications().outgoing_changed() => {}
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
         if !matches!(cluster.seat(), Seat::There(_)) {

@@ -241,7 +241,7 @@ impl Cluster {
             life,
             start,
             names: Names::default(),
-            publisher: Publisher::new(namespace.moment_before()),
+            publisher: Publisher::new(namespace.catalog().moment_before()),
             holders: Holders::default(),
             joined: AtomicU64::new(0),
             not_in: Mutex::default(),
@@ -299,12 +299,12 @@ impl Cluster {
         let mut now = self.seat.write().unwrap_or_else(PoisonError::into_inner);
         let same = matches!((&*now, &seat), (Seat::There(one), Seat::There(other)) if one == other);
         if matches!(*now, Seat::Here(_)) {
-            self.namespace.forget_removed();
-            self.namespace.collect_no_more();
+            self.namespace.catalog().forget_removed();
+            self.namespace.catalog().collect_no_more();
             self.led.store(true, Ordering::Release);
         }
         if matches!(seat, Seat::There(_)) {
-            self.namespace.is_catalog_no_more();
+            self.namespace.catalog().is_catalog_no_more();
         }
         if let Seat::Here(authority) = &seat {
             let alone = self.names.alone(&self.namespace);
@@ -644,7 +644,7 @@ impl Cluster {
     pub fn made_directory(&self, node: NodeId) {
         // Other nodes see a directory in the coordinator's tree at once, and one of them may hold it by now.
         if let Seat::Here(authority) = self.seat()
-            && !self.namespace.path_of(node).is_some_and(|path| authority.made(&path))
+            && !self.namespace.nodes().path_of(node).is_some_and(|path| authority.made(&path))
         {
             return;
         }
@@ -653,7 +653,8 @@ impl Cluster {
 
     /// Records a rename on this node. If this node is not the coordinator, the published operation reports the rename.
     pub fn moved(&self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) {
-        let directory = |(parent, name): (NodeId, &[u8])| self.namespace.child_directory(parent, name);
+        let directory =
+            |(parent, name): (NodeId, &[u8])| self.namespace.standing().child_directory(parent, name);
         let moved: Vec<NodeId> = if exchange {
             [from, to].into_iter().filter_map(directory).collect()
         } else {
@@ -662,7 +663,8 @@ impl Cluster {
         if exchange {
             moved.iter().for_each(|node| self.names.forget_below(*node));
         }
-        let path = |(parent, name): (NodeId, &[u8])| Some(join(&self.namespace.path_of(parent)?, name));
+        let path =
+            |(parent, name): (NodeId, &[u8])| Some(join(&self.namespace.nodes().path_of(parent)?, name));
         if let (false, Seat::Here(authority)) = (moved.is_empty(), self.seat())
             && let (Some(from), Some(to)) = (path(from), path(to))
         {

@@ -164,7 +164,7 @@ impl Names {
     pub(super) fn hold(&self, namespace: &Namespace, node: NodeId) -> bool {
         let mut above = Vec::new();
         let mut at = node;
-        while let Ok(parent) = namespace.parent(at)
+        while let Ok(parent) = namespace.nodes().parent(at)
             && parent != at
         {
             above.push(parent);
@@ -281,12 +281,12 @@ impl Names {
     /// Returns the paths of the held directories; of at most [`BATCH_ITEMS_MAX`].
     pub(super) fn alone(&self, namespace: &Namespace) -> Vec<Vec<u8>> {
         let held: Vec<_> = self.lock().directories.keys().copied().take(BATCH_ITEMS_MAX).collect();
-        held.into_iter().filter_map(|node| namespace.path_of(node)).collect()
+        held.into_iter().filter_map(|node| namespace.nodes().path_of(node)).collect()
     }
 
     /// Forgets all held directories but these, which a new coordinator lets this node hold on.
     pub(super) fn keep_alone(&self, namespace: &Namespace, paths: &[Vec<u8>]) {
-        let kept: HashSet<NodeId> = paths.iter().filter_map(|path| namespace.node_at(path)).collect();
+        let kept: HashSet<NodeId> = paths.iter().filter_map(|path| namespace.nodes().node_at(path)).collect();
         let mut held = self.lock();
         let lost: Vec<_> = held.directories.keys().filter(|node| !kept.contains(node)).copied().collect();
         for node in lost {
@@ -328,7 +328,7 @@ impl Cluster {
             return Some(self.guard(Some(directory), None));
         }
         if let Access::Look { parent, name } = access
-            && let Some(child) = self.namespace.child_directory(parent, name)
+            && let Some(child) = self.namespace.standing().child_directory(parent, name)
             && self.names.is_at_or_above_held(child)
         {
             // A directory above a held directory cannot move.
@@ -340,8 +340,8 @@ impl Cluster {
     /// Whether no node has to be evicted from a directory that is moved. Another node may hold a directory below one that this node holds.
     fn is_clear(&self, access: Access<'_>) -> bool {
         let Access::Move { parent, name } = access else { return true };
-        let Some(child) = self.namespace.child_directory(parent, name) else { return true };
-        let below = self.namespace.directories_below(child, CLEAR_MAX);
+        let Some(child) = self.namespace.standing().child_directory(parent, name) else { return true };
+        let below = self.namespace.standing().directories_below(child, CLEAR_MAX);
         below.is_some_and(|below| self.names.holds_all(&below))
     }
 
@@ -362,7 +362,7 @@ impl Cluster {
                 return Ok(guard);
             }
             let directory = access.directory();
-            let path = self.namespace.path_of(directory).ok_or(FsError::Stale)?;
+            let path = self.namespace.nodes().path_of(directory).ok_or(FsError::Stale)?;
             // Begins before asking: once the name is promised to this call, the next asker waits until this call is done.
             let name = access.changed().map(|name| (directory, name.to_vec()));
             if let Some(name) = &name {
@@ -452,7 +452,7 @@ impl Cluster {
     /// later.
     fn goes_on(&self, access: Access<'_>) -> bool {
         match access {
-            Access::Look { parent, name } => self.namespace.has_name(parent, name),
+            Access::Look { parent, name } => self.namespace.standing().has_name(parent, name),
             Access::Change { sure, .. } => !sure,
             Access::Move { .. } | Access::List { .. } => false,
         }
@@ -461,7 +461,7 @@ impl Cluster {
     /// Asks the coordinator. Returns whether this node holds the directory alone from now on.
     async fn ask_about(&self, path: &[u8], access: Access<'_>) -> Result<bool, Asked> {
         // Publishes first, so that the coordinator's answer covers this node's changes so far. Later changes are not in the answer.
-        let asked_at = self.namespace.names_number();
+        let asked_at = self.namespace.publications().names_number();
         self.publish_soon().await?;
         if let Access::List { .. } = access {
             let message = ToCoordinator::List { path: path.to_vec() };
@@ -471,7 +471,7 @@ impl Cluster {
                 // The answer is from this very tree, which may have changed since.
                 return Ok(false);
             }
-            self.namespace.settle_directory(path, &found, asked_at).map_err(Asked::Here)?;
+            self.namespace.mirror().settle_directory(path, &found, asked_at).map_err(Asked::Here)?;
             return Ok(false);
         }
         let (name, intent) = match access {
@@ -489,10 +489,13 @@ impl Cluster {
             return Ok(matches!(looked.leave, Leave::Directory { .. }));
         }
         if let Leave::Directory { entries } = &looked.leave {
-            self.namespace.settle_directory(path, entries, asked_at).map_err(Asked::Here)?;
+            self.namespace.mirror().settle_directory(path, entries, asked_at).map_err(Asked::Here)?;
             return Ok(true);
         }
-        self.namespace.settle_name(path, name, looked.found.as_ref(), asked_at).map_err(Asked::Here)?;
+        self.namespace
+            .mirror()
+            .settle_name(path, name, looked.found.as_ref(), asked_at)
+            .map_err(Asked::Here)?;
         Ok(false)
     }
 

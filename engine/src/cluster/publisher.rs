@@ -98,24 +98,24 @@ pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64)
     // A coordinator collects no states.
     turn.whole |= cluster.led.swap(false, Ordering::AcqRel) || joined.states;
     let namespace = &cluster.namespace;
-    let last = namespace.last_publication();
+    let last = namespace.publications().last_publication();
     tracing::debug!(last, answered, heard = joined.published, joined.states, "how far this node was heard");
-    let has_all_but_last = |heard: u64| heard.max(namespace.last_answered()) + 1 == last;
+    let has_all_but_last = |heard: u64| heard.max(namespace.publications().last_answered()) + 1 == last;
     // A publication from before this node was the coordinator is not sent again: its answer would count for the last publication.
     let _ = turn.unanswered.take_if(|publication| publication.number != last);
     match joined.published {
         Some(heard) if heard == last => {
             turn.unanswered = None;
-            namespace.publication_answered();
+            namespace.publications().publication_answered();
         }
         // The unanswered publication is sent again, unchanged.
         Some(heard) if heard >= answered && has_all_but_last(heard) => {}
         heard => {
             // Operations that the coordinator lacks come first. States make names only if operations are missing as well.
             (turn.unanswered, turn.whole) = (None, true);
-            namespace.publication_unsent();
+            namespace.publications().publication_unsent();
             if heard.is_none_or(|heard| heard < answered) {
-                namespace.lose_operations();
+                namespace.publications().lose_operations();
             }
         }
     }
@@ -138,21 +138,23 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
     }
     let namespace = &cluster.namespace;
     loop {
-        let now = namespace.moment();
+        let now = namespace.catalog().moment();
         // Repeats the publication under its number, so that it is taken once. A daemon that takes over has only the operations, and
         // publishes the states with all others.
         let again = |(number, operations)| Publication { number, operations, ..Publication::default() };
-        let unanswered = turn.unanswered.take().or_else(|| namespace.unanswered_publication().map(again));
+        let unanswered =
+            turn.unanswered.take().or_else(|| namespace.publications().unanswered_publication().map(again));
         if let Some(publication) = unanswered {
             send(cluster, &mut turn, publication).await?;
             continue;
         }
-        if turn.whole || namespace.lost_operations().is_some() {
+        if turn.whole || namespace.publications().lost_operations().is_some() {
             publish_whole(cluster, &mut turn).await?;
             continue;
         }
         let fates = cluster.publisher.changed_fates(cluster);
-        let told = namespace.take_outgoing(BATCH_ITEMS_MAX, BATCH_BYTES_MAX, !fates.is_empty());
+        let told =
+            namespace.publications().take_outgoing(BATCH_ITEMS_MAX, BATCH_BYTES_MAX, !fates.is_empty());
         let (nothing, all) = (told.number == 0, told.all);
         let states: Vec<_> = told.states.into_iter().map(|node| cluster.told(node)).collect();
         let publication = Publication {
@@ -165,10 +167,10 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
         if !nothing {
             send(cluster, &mut turn, publication).await?;
         }
-        let wants_whole = turn.whole || namespace.lost_operations().is_some();
+        let wants_whole = turn.whole || namespace.publications().lost_operations().is_some();
         if nothing || all && !wants_whole {
             let mut told = cluster.publisher.told.lock().unwrap_or_else(PoisonError::into_inner);
-            told.note(namespace.last_publication(), now);
+            told.note(namespace.publications().last_publication(), now);
             return Ok(());
         }
     }
@@ -178,7 +180,8 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
     let namespace = &cluster.namespace;
     // Operations come first: they alone report what was removed, renamed or taken over. States report what is here.
     loop {
-        let Told { number, operations, .. } = namespace.take_operations(BATCH_ITEMS_MAX, BATCH_BYTES_MAX);
+        let Told { number, operations, .. } =
+            namespace.publications().take_operations(BATCH_ITEMS_MAX, BATCH_BYTES_MAX);
         if number == 0 {
             break;
         }
@@ -186,10 +189,10 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
         send(cluster, turn, publication).await?;
     }
     // The whole holds all changes collected so far; later changes are published after it.
-    let loss = namespace.lost_operations();
+    let loss = namespace.publications().lost_operations();
     let makes = loss.is_some();
-    let nodes = namespace.whole_tree();
-    let begun: BTreeSet<_> = namespace.untold_operations().iter().filter_map(made).collect();
+    let nodes = namespace.standing().whole_tree();
+    let begun: BTreeSet<_> = namespace.publications().untold_operations().iter().filter_map(made).collect();
     let mut nodes = nodes.into_iter().filter(|node| is_told_whole(cluster, node, &begun));
     let mut last = false;
     while !last {
@@ -205,13 +208,13 @@ async fn publish_whole(cluster: &Cluster, turn: &mut Turn) -> Result<(), Away> {
                 break;
             }
         }
-        let number = namespace.number_publication();
+        let number = namespace.publications().number_publication();
         let publication = Publication { number, whole: true, last, makes, states, ..Publication::default() };
         send(cluster, turn, publication).await?;
     }
     turn.whole = false;
     if let Some(loss) = loss {
-        namespace.everything_told(loss);
+        namespace.publications().everything_told(loss);
     }
     Ok(())
 }
@@ -254,13 +257,13 @@ async fn send(cluster: &Cluster, turn: &mut Turn, mut publication: Publication) 
     turn.unanswered = None;
     if published.whole_wanted {
         turn.whole = true;
-        cluster.namespace.publication_unsent();
-        cluster.namespace.lose_operations();
+        cluster.namespace.publications().publication_unsent();
+        cluster.namespace.publications().lose_operations();
     } else {
-        cluster.namespace.publication_answered();
+        cluster.namespace.publications().publication_answered();
     }
     for path in published.shared {
-        if let Some(node) = cluster.namespace.node_at(&path) {
+        if let Some(node) = cluster.namespace.nodes().node_at(&path) {
             cluster.names.forget(node);
         }
     }
@@ -306,7 +309,7 @@ impl Publisher {
     /// Returns the processes whose fate differs from the published one. Reads /proc for each watched process.
     fn changed_fates(&self, cluster: &Cluster) -> Vec<WriterFact> {
         // The node that waits for this publication concludes from it how the processes ended.
-        cluster.namespace.forget_ended_writers();
+        cluster.namespace.writers().forget_ended_writers();
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = Vec::new();
         watched.retain(|_, process| {
@@ -317,7 +320,8 @@ impl Publisher {
             }
             // The way a process ended may be known a moment after its end.
             process.told == WireFate::Alive
-                || process.told == WireFate::Gone && cluster.namespace.is_end_awaited(&process.writer)
+                || process.told == WireFate::Gone
+                    && cluster.namespace.writers().is_end_awaited(&process.writer)
         });
         changed
     }

@@ -95,7 +95,7 @@ impl NodeService {
             ToNode::Removed { epoch, files } => {
                 self.check(epoch)?;
                 let namespace = Arc::clone(&cluster.namespace);
-                tokio::task::spawn_blocking(move || namespace.end_removed(&files))
+                tokio::task::spawn_blocking(move || namespace.mirror().end_removed(&files))
                     .await
                     .expect("removing does not panic");
                 cluster.copies_changed();
@@ -130,7 +130,7 @@ async fn recall(
     name: Option<Vec<u8>>,
     release: bool,
 ) -> Result<(), Refusal> {
-    let node = cluster.namespace.node_at(path);
+    let node = cluster.namespace.nodes().node_at(path);
     if let Some(node) = node
         && (release || name.is_some())
     {
@@ -146,7 +146,7 @@ async fn recall(
         });
         waited.await.expect("waiting does not panic");
     }
-    cluster.namespace.tell_begun();
+    cluster.namespace.publications().tell_begun();
     cluster
         .publish_unkept()
         .await

@@ -29,7 +29,7 @@ impl Cluster {
         let message = ToCoordinator::Where { file: cold.file, failed };
         let found: Whereabouts = self.ask(&message, ANSWER_DEADLINE).await?;
         if let (Some(facts), None) = (found.facts, &cold.checksums)
-            && let Some(node) = self.namespace.outgoing_file(cold.file)
+            && let Some(node) = self.namespace.standing().outgoing_file(cold.file)
         {
             let home = facts.file.incarnation;
             let state = NodeState {
@@ -40,10 +40,10 @@ impl Cluster {
                 kind: NodeKind::File(Box::new(facts)),
             };
             if home != self.life.incarnation {
-                self.namespace.take_states(&[state], home, false);
+                self.namespace.mirror().take_states(&[state], home, false);
             }
         }
-        let now = self.namespace.cold(cold.node).unwrap_or_else(|| cold.clone());
+        let now = self.namespace.hosts().cold(cold.node).unwrap_or_else(|| cold.clone());
         let others = found.suppliers.iter().filter(|member| member.life != self.life);
         Ok((now, others.map(address_of).collect()))
     }
@@ -52,7 +52,7 @@ impl Cluster {
     /// a moment is not lost.
     #[must_use]
     pub fn is_begun_on_lost(&self, node: NodeId) -> bool {
-        let home = self.namespace.begun_elsewhere(node).and_then(|home| self.member_of(home));
+        let home = self.namespace.standing().begun_elsewhere(node).and_then(|home| self.member_of(home));
         home.is_some_and(|member| member.gone)
     }
 }

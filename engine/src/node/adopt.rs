@@ -19,16 +19,16 @@ pub(super) const SYMLINK_MODE: u32 = 0o777;
 /// Records that a file is in Tier-3, so that memory may drop it. The daemon before may have died before it recorded that.
 pub(super) fn note(shared: &Shared, file: &ManifestFile) {
     // Another version's copy of the same bytes is as good, and may outlast this one.
-    if shared.namespace.has_object(file.file, file.seal) {
+    if shared.namespace.hosts().has_object(file.file, file.seal) {
         return;
     }
     // False if the file is gone or has other bytes by now.
-    let _ = shared.namespace.note_object(file.file, file.seal, ObjectCopy::of(file));
+    let _ = shared.namespace.hosts().note_object(file.file, file.seal, ObjectCopy::of(file));
 }
 
 /// Puts one entry into the tree. Returns whether the name is in the tree now.
 fn adopt(shared: &Shared, entry: &AdoptEntry) -> bool {
-    is_there(&entry.path, shared.namespace.adopt(entry))
+    is_there(&entry.path, shared.namespace.adoption().adopt(entry))
 }
 
 fn is_there(path: &[u8], adopted: Result<NodeId, FsError>) -> bool {
@@ -58,7 +58,7 @@ pub(crate) struct Adopter<'a> {
 
 impl<'a> Adopter<'a> {
     pub(crate) fn new(shared: &'a Shared) -> Self {
-        Self { shared, is_carrying: shared.namespace.is_carrying(), files: BTreeMap::new() }
+        Self { shared, is_carrying: shared.namespace.adoption().is_carrying(), files: BTreeMap::new() }
     }
 
     /// Puts an entry into the tree. Returns whether its name is there now, or was removed since.
@@ -77,13 +77,14 @@ impl<'a> Adopter<'a> {
             }
             AdoptKind::Directory | AdoptKind::Symlink { .. } | AdoptKind::Special(_) => {}
         }
-        let mut adopted = self.shared.namespace.adopt_carried(&entry);
+        let mut adopted = self.shared.namespace.adoption().adopt_carried(&entry);
         if let (Some(first), Ok(outcomes)) = (first, &adopted)
             && outcomes.contains(&Err(FsError::NotFound))
         {
             adopted = self
                 .shared
                 .namespace
+                .adoption()
                 .adopt_carried(&AdoptEntry { path: entry.path.clone(), ..first.clone() });
         }
         match adopted {
@@ -101,20 +102,20 @@ impl<'a> Adopter<'a> {
 
     /// Whether a file of a document is where it is expected now.
     pub(super) fn shows(&self, path: &RelPath, file: FileId) -> bool {
-        let names = self.shared.namespace.carried_names(path.as_bytes(), file);
-        names.iter().all(|path| self.shared.namespace.node_at(path).is_some())
+        let names = self.shared.namespace.adoption().carried_names(path.as_bytes(), file);
+        names.iter().all(|path| self.shared.namespace.nodes().node_at(path).is_some())
     }
 
     /// Ends the adoption: all entries are in the tree.
     pub(super) fn end(self) {
-        self.shared.namespace.end_carrying();
+        self.shared.namespace.adoption().end_carrying();
     }
 }
 
 /// Puts a loose file into the tree, as a cold file. Once its bytes are in memory, they may be evicted.
 pub(crate) fn adopt_loose(shared: &Shared, sidecar: &LooseSidecar) {
     adopt(shared, &entry(&sidecar.file.path, file_kind(&sidecar.file), &sidecar.file.attributes));
-    shared.namespace.set_reclaim(sidecar.file.file, tidemark_namespace::ReclaimClass::Loose);
+    shared.namespace.hosts().set_reclaim(sidecar.file.file, tidemark_namespace::ReclaimClass::Loose);
 }
 
 pub(super) fn entry(path: &RelPath, kind: AdoptKind, attributes: &Attributes) -> AdoptEntry {

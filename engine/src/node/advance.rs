@@ -277,7 +277,7 @@ impl Engine {
         let seconds = (self.shared.now_ns() - manifest.completed_at_ns).max(0) as f64 / 1e9;
         self.shared.metrics.commit_seconds.observe(seconds);
         for file in &manifest.files {
-            self.shared.namespace.note_object(file.file, file.seal, ObjectCopy::of(file));
+            self.shared.namespace.hosts().note_object(file.file, file.seal, ObjectCopy::of(file));
         }
         if let Some(cluster) = self.shared.cluster.get() {
             let of = |file: &ManifestFile| (file.file, file.seal, ObjectCopy::of(file));
@@ -339,7 +339,7 @@ impl Engine {
             assert_eq!(invariants::the_newest_committed_version_gives_way_last(&files), Ok(()));
         }
         for (file, class) in classes {
-            self.shared.namespace.set_reclaim(file, class);
+            self.shared.namespace.hosts().set_reclaim(file, class);
         }
     }
 }

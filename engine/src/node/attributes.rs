@@ -35,7 +35,7 @@ impl<'a> XattrAnswers<'a> {
     }
 
     fn attribute(self, node: NodeId, name: &[u8]) -> Option<Vec<u8>> {
-        let view = self.engine.shared.namespace.view(node);
+        let view = self.engine.shared.namespace.nodes().view(node);
         match name.strip_prefix(PREFIX)? {
             b"crc64nvme" => match view?.state {
                 FileState::Sealed { crc, .. } => Some(crc.to_string().into_bytes()),
@@ -53,11 +53,11 @@ impl<'a> XattrAnswers<'a> {
                 Some(held.join(",").into_bytes())
             }
             b"checkpoint" => {
-                let path = self.engine.shared.namespace.path_of(node)?;
+                let path = self.engine.shared.namespace.nodes().path_of(node)?;
                 Some(self.engine.by_path().find_at(&path)?.path())
             }
             b"state" => {
-                let path = self.engine.shared.namespace.path_of(node)?;
+                let path = self.engine.shared.namespace.nodes().path_of(node)?;
                 let state = match self.engine.by_path().find_at(&path) {
                     Some(book) => self.engine.inventory().standing_row(book)?.state.word(),
                     None => view.map(|_| "loose")?,

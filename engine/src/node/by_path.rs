@@ -36,7 +36,7 @@ impl<'a> ByPath<'a> {
             return false;
         }
         top == path
-            || covers(&top, path) && self.shared.namespace.node_at(path).is_some()
+            || covers(&top, path) && self.shared.namespace.nodes().node_at(path).is_some()
             || book.candidate.as_ref().is_some_and(|held| is_inside(&top, path, held.files.keys()))
             || above(book, None).iter().any(|(_, version)| is_inside(&top, path, version.contents.keys()))
     }
@@ -54,7 +54,7 @@ impl<'a> ByPath<'a> {
 
     pub(crate) fn is_in_tree(self, place: &[u8]) -> bool {
         place.is_empty()
-            || self.shared.namespace.node_at(place).is_some()
+            || self.shared.namespace.nodes().node_at(place).is_some()
             || self.ledger.books.values().any(|book| book.candidate.is_some() && book.path() == place)
     }
 

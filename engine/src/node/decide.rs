@@ -193,7 +193,7 @@ fn look_at(
             succeeded: succeeded(ledger, candidate, &files),
             removed: &removed,
             names_before: whole.map_or(0, BTreeMap::len),
-            renamed_at_ns: shared.namespace.renamed_ns(&book.path()),
+            renamed_at_ns: shared.namespace.nodes().renamed_ns(&book.path()),
             settle_ns,
         };
         match judge(ledger.rules(), candidate, &facts, now_ns) {
@@ -501,7 +501,7 @@ pub(crate) fn start(
             }
             continue;
         }
-        let Some(pin) = shared.namespace.pin_seal(view.file, *seal) else {
+        let Some(pin) = shared.namespace.seals().pin_seal(view.file, *seal) else {
             return if view.host { Action::None } else { Action::Fetch(view.node) };
         };
         attempt_files.push(AttemptFile {
@@ -563,9 +563,9 @@ fn directories(shared: &Shared, book: &Book, files: &[(&RelPath, &Arc<FileView>)
     }
     let mut directories = Vec::new();
     for path in paths {
-        let Some(node) = shared.namespace.node_at(path.as_bytes()) else { continue };
+        let Some(node) = shared.namespace.nodes().node_at(path.as_bytes()) else { continue };
         let Ok(attr) = shared.namespace.getattr(node) else { continue };
-        let xattrs = shared.namespace.xattrs_of(node).into_iter();
+        let xattrs = shared.namespace.nodes().xattrs_of(node).into_iter();
         let attributes = Attributes {
             mode: attr.mode,
             uid: attr.uid,

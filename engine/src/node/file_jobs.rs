@@ -60,9 +60,9 @@ impl FileJobs {
                 continue;
             }
             let begun = if ledger.as_they_are.contains(&node) {
-                shared.namespace.begin_seal_as_it_is(node)
+                shared.namespace.seals().begin_seal_as_it_is(node)
             } else {
-                shared.namespace.begin_seal(node)
+                shared.namespace.seals().begin_seal(node)
             };
             match begun {
                 Ok(ticket) if ticket.size_bytes >= SEAL_ALONE_BYTES => {
@@ -118,7 +118,7 @@ impl FileJobs {
     pub(crate) fn judge(&mut self, shared: &Shared, jobs: &mut JoinSet<Done>, nodes: Vec<NodeId>) {
         let left = JUDGED_AT_ONCE.saturating_sub(self.judging.len());
         let asked = nodes.into_iter().filter(|node| !self.judging.contains(node)).take(left);
-        let tickets: Vec<_> = asked.filter_map(|node| shared.namespace.begin_judging(node)).collect();
+        let tickets: Vec<_> = asked.filter_map(|node| shared.namespace.seals().begin_judging(node)).collect();
         if !tickets.is_empty() {
             self.judging.extend(tickets.iter().map(|ticket| ticket.node));
             jobs.spawn(jobs::judge(tickets));
@@ -128,7 +128,7 @@ impl FileJobs {
     pub(crate) fn judged(&mut self, shared: &Shared, judged: Vec<(JudgeTicket, Option<Judgement>)>) {
         for (ticket, content) in judged {
             self.judging.remove(&ticket.node);
-            shared.namespace.end_judging(&ticket, content);
+            shared.namespace.seals().end_judging(&ticket, content);
         }
     }
 
@@ -137,7 +137,7 @@ impl FileJobs {
         if self.fetching.contains(&node) {
             return;
         }
-        if let Some(cold) = shared.namespace.cold(node) {
+        if let Some(cold) = shared.namespace.hosts().cold(node) {
             self.fetching.insert(node);
             let path = jobs::path_text(&shared.namespace, node);
             jobs.spawn(jobs::fetch_cold(Arc::clone(shared), path, cold));
@@ -151,20 +151,22 @@ impl FileJobs {
 
 fn sealed(shared: &Shared, ledger: &mut Ledger, ticket: &SealTicket, hashed: std::io::Result<Hashed>) {
     match hashed {
-        Ok(Hashed { sums, content }) => match shared.namespace.finish_seal(ticket, sums.crc, sums.chunks) {
-            Ok(()) => {
-                ledger.unreadable.remove(&ticket.node);
-                shared.metrics.seal_files.inc();
-                shared.namespace.note_content(ticket.file, ticket.seal, content);
-                if let Some(path) = shared.namespace.path_of(ticket.node) {
-                    shared.sizes.learn(&path, ticket.size_bytes);
+        Ok(Hashed { sums, content }) => {
+            match shared.namespace.seals().finish_seal(ticket, sums.crc, sums.chunks) {
+                Ok(()) => {
+                    ledger.unreadable.remove(&ticket.node);
+                    shared.metrics.seal_files.inc();
+                    shared.namespace.seals().note_content(ticket.file, ticket.seal, content);
+                    if let Some(path) = shared.namespace.nodes().path_of(ticket.node) {
+                        shared.sizes.learn(&path, ticket.size_bytes);
+                    }
+                }
+                Err(_voided) => {
+                    shared.metrics.seal_voided_files.inc();
+                    ledger.seals_later.insert(ticket.node);
                 }
             }
-            Err(_voided) => {
-                shared.metrics.seal_voided_files.inc();
-                ledger.seals_later.insert(ticket.node);
-            }
-        },
+        }
         Err(error) => {
             // Sealing is tried again with every tick: a hole may need memory that is freed later.
             if ledger.unreadable.insert(ticket.node, error.to_string()).is_none() {

@@ -165,7 +165,7 @@ impl Engine {
         self.see_all_about(&place);
         // Also collects exit statuses now, so that the flush does not commit a checkpoint whose writer was killed.
         ask_anew();
-        self.shared.namespace.forget_ended_writers();
+        self.shared.namespace.writers().forget_ended_writers();
         self.visibility.ask_about_removals();
         self.flushes.waiting.push(Waiter {
             place,
@@ -187,14 +187,15 @@ impl Engine {
     /// lies in a checkpoint, refreshes its whole scope: a checkpoint with missing files must not be taken for whole.
     fn see_all_about(&mut self, place: &[u8]) {
         let namespace = &self.shared.namespace;
-        let mut views = namespace.views_below(place);
-        let is_file = || namespace.node_at(place).is_some_and(|node| namespace.view(node).is_some());
+        let mut views = namespace.nodes().views_below(place);
+        let is_file =
+            || namespace.nodes().node_at(place).is_some_and(|node| namespace.nodes().view(node).is_some());
         let lies_in_one = || self.by_path().books_about(place).any(|book| !covers(place, &book.path()));
         if let Ok(path) = RelPath::new(place)
             && (is_file() || lies_in_one())
         {
             let scope = self.ledger.rules().scope(&path);
-            views.extend(namespace.views_below(scope.as_ref().map_or(&b""[..], RelPath::as_bytes)));
+            views.extend(namespace.nodes().views_below(scope.as_ref().map_or(&b""[..], RelPath::as_bytes)));
         }
         let nodes: Vec<_> = views.into_iter().map(|view| view.node).collect();
         self.ledger.refresh(&self.shared.namespace, &nodes);
@@ -284,7 +285,7 @@ impl Engine {
             }
             if waiter.waits == Waits::End && !timed_out && !waiter.writers_refused {
                 // Every close that was answered until now counts, and may not have been noticed yet.
-                self.shared.namespace.refuse_writers();
+                self.shared.namespace.gate().refuse_writers();
                 (waiter.writers_refused, waiter.began, refuses_writers) = (true, Instant::now(), true);
                 return true;
             }
@@ -317,7 +318,7 @@ impl Engine {
             .filter(|view| view.host && matches!(view.state, FileState::Open { .. } | FileState::Mapped));
         let namespace = &self.shared.namespace;
         let given_up: Vec<_> =
-            unfinished.map(|view| view.node).filter(|node| namespace.give_up(*node)).collect();
+            unfinished.map(|view| view.node).filter(|node| namespace.seals().give_up(*node)).collect();
         self.ledger.seal_as_they_are(&given_up);
     }
 }

@@ -82,8 +82,8 @@ impl Shared {
             let held = if held.is_empty() { String::new() } else { format!(": {}", held.join(", ")) };
             format!("{title} {is}, {available} of {size} are left{held}")
         };
-        let refusals = self.namespace.refusals();
-        let names = self.namespace.statfs();
+        let refusals = self.namespace.room().refusals();
+        let names = self.namespace.room().statfs();
         let are_names_full = names.nodes_free == 0;
         let memory = self.room_in(Place::Memory, may_give_way("tier1"));
         let spill = self.room_in(Place::Spill, may_give_way("spill"));
@@ -117,9 +117,9 @@ impl Shared {
 impl Engine {
     /// Reports once that saves fail, and once that this is over.
     pub(crate) fn watch_room(&mut self, now: Instant) {
-        let refused = is_recent(self.shared.namespace.refusals(), now);
+        let refused = is_recent(self.shared.namespace.room().refusals(), now);
         let short = self.shared.room_in(Place::Memory, 0).is_some_and(Room::is_full)
-            || self.shared.namespace.statfs().nodes_free == 0;
+            || self.shared.namespace.room().statfs().nodes_free == 0;
         if !short && !refused {
             if std::mem::take(&mut self.full.said) {
                 tracing::info!("Tier-1 has room again");

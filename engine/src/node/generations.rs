@@ -153,7 +153,7 @@ impl Shared {
     pub(crate) fn needs(&self, sidecar: &LooseSidecar) -> bool {
         let file = &sidecar.file;
         let listed = Listed { path: &file.path, file: file.file, seal: file.seal, key: &file.key };
-        let leads = self.namespace.leads_to(&[listed]);
+        let leads = self.namespace.nodes().leads_to(&[listed]);
         leads.copies || leads.needs
     }
 }
@@ -274,7 +274,7 @@ impl Engine {
     fn remove_loose(&mut self, path: &RelPath) -> Option<Result<Generation, String>> {
         let here = self.ledger.loose.get(path);
         let book = here.or_else(|| self.ledger.removed_loose.get(path))?;
-        if here.is_none() && self.shared.namespace.node_at(path.as_bytes()).is_some() {
+        if here.is_none() && self.shared.namespace.nodes().node_at(path.as_bytes()).is_some() {
             return None; // Something else has the name now.
         }
         let generation = book.generation;
@@ -298,13 +298,13 @@ impl Engine {
 
     fn put_loose_back(&mut self, sidecar: &LooseSidecar) -> Result<(), String> {
         let path = &sidecar.file.path;
-        if self.shared.namespace.node_at(path.as_bytes()).is_some() {
+        if self.shared.namespace.nodes().node_at(path.as_bytes()).is_some() {
             return Err("something has the name".to_owned());
         }
         self.generations.wishes.remove(path);
         self.generations.due.remove(path);
         self.shared.bring_back([path], || adopt_loose(&self.shared, sidecar));
-        let node = self.shared.namespace.node_at(path.as_bytes());
+        let node = self.shared.namespace.nodes().node_at(path.as_bytes());
         let node = node.ok_or("it could not be put back; the log says why")?;
         if let Some(book) = self.ledger.removed_loose.get_mut(path) {
             let of = (sidecar.file.file, sidecar.file.seal);

@@ -94,12 +94,12 @@ impl Node {
 impl Shared {
     /// Whether a file that has a name holds these very bytes.
     pub(crate) fn is_held(&self, (file, seal): (FileId, SealNumber)) -> bool {
-        self.namespace.view_of(file).is_some_and(|view| view.sealed() == Some(seal))
+        self.namespace.nodes().view_of(file).is_some_and(|view| view.sealed() == Some(seal))
     }
 
     /// Whether the tree shows these bytes by this very object.
     fn is_noted(&self, (file, seal): (FileId, SealNumber), key: &str) -> bool {
-        let view = self.namespace.view_of(file).filter(|view| view.sealed() == Some(seal));
+        let view = self.namespace.nodes().view_of(file).filter(|view| view.sealed() == Some(seal));
         view.and_then(|view| view.object).is_some_and(|object| object.key == key)
     }
 }

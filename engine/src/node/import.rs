@@ -293,8 +293,10 @@ impl Engine {
                 return refused("there is a checkpoint of that name; give another with --as".to_owned());
             }
         }
-        if let Some(file) =
-            checkpoint.files.iter().find(|file| self.shared.namespace.node_at(file.path.as_bytes()).is_some())
+        if let Some(file) = checkpoint
+            .files
+            .iter()
+            .find(|file| self.shared.namespace.nodes().node_at(file.path.as_bytes()).is_some())
         {
             return refused(format!("{} is in the tree; give another name with --as", file.path));
         }

@@ -74,7 +74,7 @@ pub(crate) fn read_index(
 ) -> Option<ParsedIndex> {
     let (_, view) = files.iter().find(|(found, _)| *found == path)?;
     let FileState::Sealed { seal, .. } = view.state else { return None };
-    let pin = shared.namespace.pin_seal(view.file, seal)?;
+    let pin = shared.namespace.seals().pin_seal(view.file, seal)?;
     let covered = match pin.backing.map() {
         Ok(mapping) => parse_index(kind, &mapping).map_err(|error| {
             tracing::warn!(%path, error = &error as &dyn std::error::Error, "an index proves nothing");

@@ -104,7 +104,7 @@ pub(crate) async fn seal(shared: Arc<Shared>, tickets: Vec<SealTicket>) -> Done 
                 // A seal that takes a millisecond delays no other job.
                 let long = ticket.size_bytes > CHUNK_BYTES;
                 let go_on = || {
-                    while long && !ticket.is_abandoned() && shared.namespace.seals_give_way() {
+                    while long && !ticket.is_abandoned() && shared.namespace.seals().give_way() {
                         std::thread::sleep(SEAL_PAUSE);
                     }
                     !ticket.is_abandoned()
@@ -215,6 +215,6 @@ pub(crate) async fn fetch_cold(shared: Arc<Shared>, path: String, cold: ColdFile
 
 /// Returns the path of a node for messages.
 pub(crate) fn path_text(namespace: &Namespace, node: NodeId) -> String {
-    let path = namespace.path_of(node);
+    let path = namespace.nodes().path_of(node);
     path.map_or_else(|| format!("node {node}"), |path| tidemark_protocol::report::path_text(&path))
 }

@@ -247,7 +247,8 @@ impl Engine {
         let directories: BTreeSet<RelPath> = above.filter(inside).collect();
         let directories: Vec<_> = directories.into_iter().collect();
         let withdrawn = self.shared.withdraw(&listed, &directories);
-        let is_there = |listed: &&Listed<'_>| self.shared.namespace.node_at(listed.path.as_bytes()).is_some();
+        let is_there =
+            |listed: &&Listed<'_>| self.shared.namespace.nodes().node_at(listed.path.as_bytes()).is_some();
         let left = listed.iter().filter(is_there).count();
         if let Some(refusal) = names_stay(&path, withdrawn, left) {
             return Err(refusal);
@@ -275,7 +276,7 @@ impl Engine {
         let path = self.ledger.books[&id].path();
         let book = &self.ledger.books[&id];
         let sight = self.selection().sight_of(book, number, self.books().version(&id, number));
-        let has_name = self.shared.namespace.node_at(&path).is_some() || book.candidate.is_some();
+        let has_name = self.shared.namespace.nodes().node_at(&path).is_some() || book.candidate.is_some();
         if has_name && !matches!(sight, Sight::InPart { .. }) {
             let what = format!("{} is in the tree", path_text(&path));
             return refused(what, "remove or rename what has the name, then say it again");

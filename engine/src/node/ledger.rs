@@ -128,20 +128,20 @@ impl Ledger {
     pub(crate) fn refresh(&mut self, namespace: &Namespace, dirty: &[NodeId]) {
         self.has_seen_tree = true;
         for &node in dirty {
-            if let Some(view) = namespace.view(node) {
+            if let Some(view) = namespace.nodes().view(node) {
                 self.put(view);
                 continue;
             }
             self.tree_changed = true;
             self.remove(node);
             // A directory. (A removed one had no files left, or they are dirty.)
-            match namespace.path_of(node) {
+            match namespace.nodes().path_of(node) {
                 Some(path) if node != ROOT && self.directories.get(&node) == Some(&path) => {
                     self.look_at_directory(path);
                 }
                 Some(path) => {
                     // The directory's files may have other paths now.
-                    for view in namespace.views_below(&path) {
+                    for view in namespace.nodes().views_below(&path) {
                         self.put(view);
                     }
                     self.directories.insert(node, path);

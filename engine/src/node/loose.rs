@@ -131,7 +131,7 @@ fn look(
         // The seal makes the file due again in a moment, unless something prevents the seal.
         FileState::Closed if book.lacking.is_none() => return Action::None,
         FileState::Open { .. } | FileState::Closed | FileState::Mapped => {
-            asked || book.lacks_what_stands(view.node, || shared.namespace.reach(view.node))
+            asked || book.lacks_what_stands(view.node, || shared.namespace.seals().reach(view.node))
         }
     };
     let at_rest = matches!(view.state, FileState::Sealed { .. } | FileState::Cut);
@@ -146,7 +146,7 @@ fn look(
         return Action::None;
     }
     // Gone, or renamed, and not noticed yet: its sidecar would come after a tree document that does not know of it.
-    if shared.namespace.node_at(path.as_bytes()) != Some(view.node) {
+    if shared.namespace.nodes().node_at(path.as_bytes()) != Some(view.node) {
         return Action::None;
     }
     // Only one name of a file carries its bytes; the others are hard links in the tree document.
@@ -182,7 +182,7 @@ fn upload(shared: &Shared, book: &LooseBook, path: &RelPath, view: &FileView, no
         let cut = view.state == FileState::Cut;
         return if cut { Action::Seal(view.node) } else { Action::Read(view.node) };
     };
-    let Some(pin) = shared.namespace.pin_seal(view.file, *seal) else {
+    let Some(pin) = shared.namespace.seals().pin_seal(view.file, *seal) else {
         // Renamed while it was cold: the new name needs bytes of its own in Tier-3.
         let again = Action::Later { at: now + TICK, lacking: true };
         return if view.host { again } else { Action::Fetch(view.node) };
@@ -274,7 +274,7 @@ impl Engine {
                 }
                 Action::Fetch(_) => self.ledger.loose_due.insert_at(path, now + TICK),
                 Action::Accept(node) => {
-                    self.shared.namespace.accept_cut(node);
+                    self.shared.namespace.seals().accept_cut(node);
                 }
                 Action::Seal(node) => self.seal_as_it_is(&path, node),
                 Action::Upload(upload) => self.start_loose_upload(*upload, None, now),
@@ -303,8 +303,8 @@ impl Engine {
     }
 
     fn read_as_it_stands(&mut self, path: RelPath, node: NodeId, now: Instant) {
-        let standing = self.shared.namespace.number_standing(node);
-        let view = self.shared.namespace.view(node);
+        let standing = self.shared.namespace.seals().number_standing(node);
+        let view = self.shared.namespace.nodes().view(node);
         let (Some(standing), Some(view)) = (standing, view) else {
             // The file was sealed, or a call changes it right now.
             self.ledger.loose_due.insert_at(path, now + TICK);
@@ -371,7 +371,7 @@ impl Engine {
                     self.note_loose_object(&path, of, object);
                 }
                 self.generations.collects(&path, generation);
-                let shows = self.shared.namespace.view_of(of.0).map(|view| view.attributes());
+                let shows = self.shared.namespace.nodes().view_of(of.0).map(|view| view.attributes());
                 if shows.is_some_and(|shows| shows != sent) {
                     self.tree.tells_more(&mut self.ledger);
                 }
@@ -405,10 +405,10 @@ impl Engine {
         if let Some(cluster) = self.shared.cluster.get() {
             cluster.tell_objects(vec![(of.0, of.1, object.clone())]);
         }
-        self.shared.namespace.note_object(of.0, of.1, object);
+        self.shared.namespace.hosts().note_object(of.0, of.1, object);
         if let Some(view) = self.ledger.file(path).filter(|view| view.file == of.0) {
-            let known = self.shared.namespace.view(view.node).map(|view| view.reclaim);
-            self.shared.namespace.set_reclaim(of.0, loose_class(known.unwrap_or_default()));
+            let known = self.shared.namespace.nodes().view(view.node).map(|view| view.reclaim);
+            self.shared.namespace.hosts().set_reclaim(of.0, loose_class(known.unwrap_or_default()));
         }
     }
 }

@@ -109,13 +109,13 @@ fn in_manifest(manifest: &Manifest, top: &[u8]) -> Option<Said> {
 
 /// Gives a name the value of its version, after the tree was made from a manifest.
 pub(crate) fn show(shared: &Shared, path: &RelPath, value: &[u8]) {
-    let Some(node) = shared.namespace.node_at(path.as_bytes()) else { return };
+    let Some(node) = shared.namespace.nodes().node_at(path.as_bytes()) else { return };
     let caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: shared.now_ns(), request: 0 };
     let name = METRIC_XATTR.as_bytes();
     let done = if value.is_empty() {
-        shared.namespace.removexattr(node, name, &caller)
+        shared.namespace.xattrs().removexattr(node, name, &caller)
     } else {
-        shared.namespace.setxattr(node, name, value, 0, &caller)
+        shared.namespace.xattrs().setxattr(node, name, value, 0, &caller)
     };
     match done {
         Ok(()) | Err(FsError::NoAttribute) => {}
@@ -146,6 +146,6 @@ fn has_every_name(ledger: &Ledger, book: &Book, version: &VersionBook) -> bool {
 }
 
 fn metric_at(namespace: &Namespace, path: &RelPath) -> Option<Vec<u8>> {
-    let node = namespace.node_at(path.as_bytes())?;
-    namespace.getxattr(node, METRIC_XATTR.as_bytes()).ok()
+    let node = namespace.nodes().node_at(path.as_bytes())?;
+    namespace.xattrs().getxattr(node, METRIC_XATTR.as_bytes()).ok()
 }

@@ -9,31 +9,31 @@ use tidemark_namespace::{FsError, Listed};
 use tidemark_protocol::path::RelPath;
 
 impl Shared {
-    /// Works as [`tidemark_namespace::Namespace::withdraw`].
+    /// Works as [`HiddenNames::withdraw`](tidemark_namespace::HiddenNames::withdraw).
     pub(crate) fn withdraw(&self, files: &[Listed<'_>], directories: &[RelPath]) -> Result<usize, FsError> {
-        let gone = self.namespace.withdraw(files, directories);
+        let gone = self.namespace.hidden().withdraw(files, directories);
         // Also where it failed: some names are gone then.
         self.changed_names(files.iter().map(|file| file.path).chain(directories));
         gone
     }
 
-    /// Works as [`tidemark_namespace::Namespace::hide`].
+    /// Works as [`HiddenNames::hide`](tidemark_namespace::HiddenNames::hide).
     pub(crate) fn hide(&self, path: &RelPath) -> Result<(), FsError> {
-        self.namespace.hide(path)?;
+        self.namespace.hidden().hide(path)?;
         self.changed_names([path]);
         Ok(())
     }
 
-    /// Works as [`tidemark_namespace::Namespace::show_again`].
+    /// Works as [`HiddenNames::show_again`](tidemark_namespace::HiddenNames::show_again).
     pub(crate) fn show_again(&self, path: &RelPath) -> Result<(), FsError> {
-        self.namespace.show_again(path)?;
+        self.namespace.hidden().show_again(path)?;
         self.changed_names([path]);
         Ok(())
     }
 
-    /// Works as [`tidemark_namespace::Namespace::replace`].
+    /// Works as [`HiddenNames::replace`](tidemark_namespace::HiddenNames::replace).
     pub(crate) fn replace(&self, path: &RelPath, bytes: &[u8]) -> Result<(), FsError> {
-        self.namespace.replace(path, bytes)?;
+        self.namespace.hidden().replace(path, bytes)?;
         self.changed_names([path]);
         Ok(())
     }
@@ -43,7 +43,8 @@ impl Shared {
         let mut missing = BTreeSet::new();
         for name in names {
             let above = std::iter::successors(Some(name.clone()), RelPath::parent);
-            missing.extend(above.take_while(|path| self.namespace.node_at(path.as_bytes()).is_none()));
+            missing
+                .extend(above.take_while(|path| self.namespace.nodes().node_at(path.as_bytes()).is_none()));
         }
         bring();
         self.changed_names(&missing);

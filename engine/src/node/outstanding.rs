@@ -157,11 +157,12 @@ impl<'a> Outstanding<'a> {
             let comes = tries < READ_TRIES || self.engine.tier3_away.is_away();
             return lack(PendingReason::Uploading, &format!("{who}; what it holds now is on its way"), comes);
         }
-        let what = if book.lacks_what_stands(view.node, || self.engine.shared.namespace.reach(view.node)) {
-            "Tier-3 has what it held a while ago"
-        } else {
-            "Tier-3 has what it holds"
-        };
+        let what =
+            if book.lacks_what_stands(view.node, || self.engine.shared.namespace.seals().reach(view.node)) {
+                "Tier-3 has what it held a while ago"
+            } else {
+                "Tier-3 has what it holds"
+            };
         lack(reason, &format!("{who}; {what}"), false)
     }
 
@@ -174,7 +175,7 @@ impl<'a> Outstanding<'a> {
                 view.sealed().is_some() && view.object.is_some(),
             );
         }
-        let reach = self.engine.shared.namespace.reach(view.node);
+        let reach = self.engine.shared.namespace.seals().reach(view.node);
         let book = self.engine.ledger.loose.get(path);
         let there = book.is_some_and(|book| !book.lacks_what_stands(view.node, || reach));
         (reach.map_or_else(|| self.engine.inventory().size_now(view), |reach| reach.size_bytes), there)

@@ -116,7 +116,7 @@ async fn fetch_all(
     add_unsealed(&mut result, unsealed);
     // Files that are here already must not give way to the rest.
     for file in &wanted {
-        shared.namespace.hold_prefetched(file.node, HOLD);
+        shared.namespace.hosts().hold_prefetched(file.node, HOLD);
     }
     let shared = &shared;
     let fetched = wanted.into_iter().map(|file| async move {
@@ -153,14 +153,14 @@ async fn fetch_all(
 }
 
 async fn fetch_one(shared: &Shared, file: &Wanted) -> Came {
-    let Some(cold) = shared.namespace.cold(file.node) else { return Came::Here };
+    let Some(cold) = shared.namespace.hosts().cold(file.node) else { return Came::Here };
     if cold.size_bytes == 0 {
         // An empty file has nothing to fetch.
         return Came::Here;
     }
     match shared.restorer.restore_at_once(file.path.clone(), cold).await {
         Ok(()) => {
-            shared.namespace.hold_prefetched(file.node, HOLD);
+            shared.namespace.hosts().hold_prefetched(file.node, HOLD);
             Came::Fetched
         }
         Err(RestoreError::NoSpace { source, .. }) if source.kind() == ErrorKind::NoSpace => {

@@ -39,15 +39,15 @@ pub(crate) fn run(shared: &Shared, stop: &AtomicBool) {
         let lacking = lacking(marks, usage.size_bytes, usage.available_bytes, growing);
         if lacking > 0 {
             shared.tier1.let_go();
-            let freed = shared.namespace.make_room(lacking);
+            let freed = shared.namespace.room().make_room(lacking);
             shared.metrics.reclaim_bytes.inc_by(freed);
-            let waited_for = shared.namespace.waiting_for_room() > 0;
+            let waited_for = shared.namespace.room().waiting_for_room() > 0;
             if freed < lacking && (waited_for || growing) {
-                shared.namespace.abandon_departed();
-                shared.namespace.drop_hidden();
+                shared.namespace.room().abandon_departed();
+                shared.namespace.hidden().drop_hidden();
             }
             if freed < lacking && is_at_wall(shared.tier1.usage()) {
-                shared.namespace.note_wall();
+                shared.namespace.room().note_wall();
             }
             if freed < lacking && waited_for {
                 // Nothing else gives way: what is not in Tier-3 yet must get there first. A copy elsewhere frees nothing here, so
@@ -75,7 +75,7 @@ fn reclaim_spill(shared: &Shared) -> bool {
     let lacking = lacking(marks, usage.size_bytes, available, growing);
     if lacking > 0 {
         shared.tier1.let_go();
-        shared.metrics.reclaim_bytes.inc_by(shared.namespace.make_room_in(Place::Spill, lacking));
+        shared.metrics.reclaim_bytes.inc_by(shared.namespace.room().make_room_in(Place::Spill, lacking));
     }
     growing
 }

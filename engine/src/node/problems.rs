@@ -129,7 +129,7 @@ impl<'a> NodeHealth<'a> {
                 "`ckptctl tiers` shows what holds it; wait for the uploads, remove what is not needed, or raise the budget",
             );
         }
-        let unseen = self.engine.shared.namespace.writers_unseen();
+        let unseen = self.engine.shared.namespace.writers().writers_unseen();
         if unseen > 0 {
             let what = format!(
                 "{unseen} times a file was opened for writing by a process that this daemon cannot see (another pid namespace): how such \

@@ -372,7 +372,7 @@ impl Recovered {
             let files: Vec<_> = placeholders(&record).collect();
             let is_placeholder = |entry: &AdoptEntry| match &entry.kind {
                 AdoptKind::File { file, .. } => {
-                    shared.namespace.cold_file(*file).is_some_and(|cold| cold.object.is_none())
+                    shared.namespace.hosts().cold_file(*file).is_some_and(|cold| cold.object.is_none())
                 }
                 _ => false,
             };
@@ -416,7 +416,7 @@ impl Recovered {
             || Attributes { mode: 0o644, ..Attributes::default() },
             |older| older.file.attributes.clone(),
         );
-        let stands = || shared.namespace.cold_file(of.0).is_some_and(|cold| cold.object.is_none());
+        let stands = || shared.namespace.hosts().cold_file(of.0).is_some_and(|cold| cold.object.is_none());
         if names == Names::Kept && !stands() {
             return false;
         }
@@ -482,7 +482,7 @@ impl Recovered {
                 Names::Empty if was_removed => {}
                 Names::Empty => unshown = !adopter.adopt(wishes.entry(&sidecar.file)),
             }
-            shared.namespace.set_reclaim(of.0, tidemark_namespace::ReclaimClass::Loose);
+            shared.namespace.hosts().set_reclaim(of.0, tidemark_namespace::ReclaimClass::Loose);
             let book = LooseBook {
                 stage: LooseStage::Uploaded { of },
                 described: Some(sidecar.generation),

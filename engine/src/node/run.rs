@@ -334,9 +334,9 @@ impl Engine {
             self.last_tick = now;
             self.measure();
             self.watch_room(now);
-            self.shared.namespace.forget_ended_writers();
+            self.shared.namespace.writers().forget_ended_writers();
             self.ledger.seals_again();
-            let _ = self.shared.namespace.take_removers();
+            let _ = self.shared.namespace.writers().take_removers();
         }
         self.file_jobs.start_seals(&self.shared, &mut self.ledger, &mut self.jobs);
         self.scrub.start(&self.shared, &self.ledger, &mut self.jobs, self.draining, now);
@@ -390,7 +390,7 @@ impl Engine {
             self.tier3_away.forget_settled(&self.ledger);
             self.measure();
             self.watch_room(now);
-            self.shared.namespace.forget_ended_writers();
+            self.shared.namespace.writers().forget_ended_writers();
             self.ledger.seals_again();
             self.look_at_visibility(now);
         }
@@ -486,7 +486,7 @@ impl Engine {
             Action::None => {}
             Action::Accept(node) => {
                 // An index proved a cut file's exact size.
-                self.shared.namespace.accept_cut(node);
+                self.shared.namespace.seals().accept_cut(node);
             }
             Action::SealAsTheyAre(nodes) => self.ledger.seal_as_they_are(&nodes),
             // Tier-3's content is not known yet, and may include all of it.

@@ -296,7 +296,7 @@ impl Scrub {
         if self.left.is_empty() {
             let nodes: BTreeSet<_> = ledger.files().map(|(_, view)| view.node).collect();
             self.left.extend(nodes);
-            self.left.extend(shared.namespace.copies().iter().map(|copy| copy.node));
+            self.left.extend(shared.namespace.peer_copies().all().iter().map(|copy| copy.node));
         }
         let mut next = None;
         while next.is_none()
@@ -304,7 +304,7 @@ impl Scrub {
         {
             let found = ledger.node(node).filter(|(_, view)| view.host && view.opens == 0);
             next = found.and_then(|(path, view)| target(path.to_string(), view));
-            next = next.or_else(|| shared.namespace.copy_at(node).map(copy_target));
+            next = next.or_else(|| shared.namespace.peer_copies().copy_at(node).map(copy_target));
         }
         let Some(next) = next else {
             self.not_before = now + REST;
@@ -321,12 +321,12 @@ impl Scrub {
     /// Returns a file to check out of its turn, now that no program has it open. The file stays due until it was checked.
     pub(crate) fn closed_again(&mut self, shared: &Shared, ledger: &Ledger, now: Instant) -> Option<Target> {
         let namespace = Arc::clone(&shared.namespace);
-        self.again.retain(|file, _| namespace.node_of_file(*file).is_some());
+        self.again.retain(|file, _| namespace.nodes().node_of_file(*file).is_some());
         let due = self.again.iter().filter(|(_, not_before)| **not_before <= now);
         let mut due = due.map(|(file, _)| *file);
         due.find_map(|file| {
             // The ledger's view knows of closes by writers only; readers are asked for.
-            let view = namespace.view_of(file).filter(|view| view.opens == 0)?;
+            let view = namespace.nodes().view_of(file).filter(|view| view.opens == 0)?;
             let (path, view) = ledger.node(view.node)?;
             target(path.to_string(), view)
         })
@@ -337,8 +337,9 @@ impl Shared {
     /// Whether a program has this file open, or it is a copy kept for another node. Costs a pass over the copies.
     fn is_open_or_copy(&self, file: FileId) -> bool {
         let namespace = &self.namespace;
-        let view = namespace.node_of_file(file).and_then(|node| namespace.view_of_node(node));
-        view.is_some_and(|view| view.opens > 0) || namespace.copies().iter().any(|copy| copy.own == file)
+        let view = namespace.nodes().node_of_file(file).and_then(|node| namespace.nodes().view_of_node(node));
+        view.is_some_and(|view| view.opens > 0)
+            || namespace.peer_copies().all().iter().any(|copy| copy.own == file)
     }
 }
 
@@ -393,14 +394,14 @@ pub(crate) async fn scrub(shared: &Arc<Shared>, target: Target) -> Scrubbed {
 }
 
 async fn look_and_heal(shared: &Arc<Shared>, target: &Target) -> HostFound {
-    let Some(pin) = shared.namespace.pin_seal(target.file, target.seal) else {
+    let Some(pin) = shared.namespace.seals().pin_seal(target.file, target.seal) else {
         return HostFound::Unseen(Unseen::Gone);
     };
     // One thread: the pace, and not this check, decides how soon all is checked.
     let bad = match check(shared, target, pin, 1).await {
         Ok(()) => {
             shared.metrics.scrub_bytes.inc_by(target.size_bytes);
-            shared.namespace.verified(target.file, target.seal);
+            shared.namespace.seals().verified(target.file, target.seal);
             return HostFound::Good;
         }
         Err(Mismatch::Unreadable(source)) => {
@@ -438,7 +439,7 @@ fn check_or_doubt(
 ) -> Result<(), Mismatch> {
     let checked = check_pinned(&target.path, &target.chunks, pin, threads);
     if let Err(Mismatch::Bad(_)) = &checked
-        && !namespace.doubt_host(target.node, target.file, target.seal, pin.backing.number())
+        && !namespace.hosts().doubt_host(target.node, target.file, target.seal, pin.backing.number())
     {
         return Err(Mismatch::Gone);
     }
@@ -495,15 +496,15 @@ pub enum NotVerified {
 /// # Errors
 /// [`NotVerified`].
 pub fn verify_at_open(namespace: &Namespace, node: NodeId, threads: usize) -> Result<(), NotVerified> {
-    let Some(view) = namespace.view_of_node(node) else {
+    let Some(view) = namespace.nodes().view_of_node(node) else {
         return Err(NotVerified::Unreadable(FsError::Stale));
     };
     let path = crate::node::jobs::path_text(namespace, node);
     let Some(target) = target(path, &view) else { return Ok(()) };
-    let Some(pin) = namespace.pin_seal(target.file, target.seal) else { return Ok(()) };
+    let Some(pin) = namespace.seals().pin_seal(target.file, target.seal) else { return Ok(()) };
     match check_or_doubt(namespace, &target, &pin, threads) {
         Ok(()) => {
-            namespace.verified(target.file, target.seal);
+            namespace.seals().verified(target.file, target.seal);
             Ok(())
         }
         Err(Mismatch::Bad(bad)) => Err(NotVerified::Bad(Box::new(BadAtOpen { target, bad }))),
@@ -554,11 +555,11 @@ pub async fn heal_at_open(shared: &Arc<Shared>, bad: BadAtOpen) -> Result<(), Fs
 /// Replaces a bad host copy with another copy, verified on the way; gives where that came from.
 async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<Origin, HealError> {
     // Another look replaced it, or gave it up.
-    if !shared.namespace.is_unverified(target.node) {
+    if !shared.namespace.seals().is_unverified(target.node) {
         return Err(HealError::Changed(FsError::Stale));
     }
     // Nothing could take its place: nothing is fetched for it.
-    if shared.namespace.view_of_node(target.node).is_some_and(|view| view.opens > 0) {
+    if shared.namespace.nodes().view_of_node(target.node).is_some_and(|view| view.opens > 0) {
         return Err(HealError::InUse);
     }
     let cold = tidemark_namespace::ColdFile {
@@ -573,10 +574,10 @@ async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<Origin, HealError
         Ok(fetched) => fetched,
         Err(error) => return Err(not_replaced(&shared.namespace, target, error)),
     };
-    match shared.namespace.replace_bad_host(target.node, target.file, target.seal, backing) {
+    match shared.namespace.hosts().replace_bad_host(target.node, target.file, target.seal, backing) {
         Ok(()) => Ok(from),
         // An open replaced it meanwhile.
-        Err(FsError::Busy) if !shared.namespace.is_unverified(target.node) => Ok(from),
+        Err(FsError::Busy) if !shared.namespace.seals().is_unverified(target.node) => Ok(from),
         Err(FsError::Busy) => Err(HealError::InUse),
         Err(error) => Err(HealError::Changed(error)),
     }
@@ -585,12 +586,12 @@ async fn heal(shared: &Arc<Shared>, target: &Target) -> Result<Origin, HealError
 /// Gives up a bad host copy that no other can replace, so that the next open asks the others again. A copy for another node goes
 /// whatever the reason is: that node counts on it, and makes another. Every other one stays in doubt.
 fn not_replaced(namespace: &Namespace, target: &Target, error: RestoreError) -> HealError {
-    let goes = error.is_loss() || namespace.copy_at(target.node).is_some();
+    let goes = error.is_loss() || namespace.peer_copies().copy_at(target.node).is_some();
     if !goes {
         return error.into();
     }
-    match namespace.lose_host(target.node, target.file, target.seal) {
-        Err(FsError::Busy) if namespace.is_unverified(target.node) => HealError::InUse,
+    match namespace.hosts().lose_host(target.node, target.file, target.seal) {
+        Err(FsError::Busy) if namespace.seals().is_unverified(target.node) => HealError::InUse,
         // Another look replaced it meanwhile.
         Err(FsError::Busy | FsError::Stale) => HealError::Changed(FsError::Stale),
         Ok(()) | Err(_) => error.into(),

@@ -166,7 +166,7 @@ impl<'a> Showing<'a> {
             copies: Copies { host: count(host && !is_bad), object: count(object), ..Copies::default() },
             host_path: view
                 .filter(|_| host)
-                .and_then(|view| self.engine.shared.namespace.host_path(view.node)),
+                .and_then(|view| self.engine.shared.namespace.nodes().host_path(view.node)),
             state: state.to_owned(),
             node: identity.node.clone(),
             object_key,

@@ -27,7 +27,7 @@ impl<'a> Tiers<'a> {
         let warm = usage.warm_fraction();
         let full = usage.available_bytes < FULL_BYTES;
         // A part of the files, not beside them.
-        let copies_of_peers = self.engine.shared.namespace.copies_usage();
+        let copies_of_peers = self.engine.shared.namespace.peer_copies().copies_usage();
         let state = match (full, warm < 0.95 && self.engine.shared.settings.tier1.ballast) {
             (true, _) => TierState::Full,
             (false, true) => TierState::Warming,
@@ -144,7 +144,7 @@ impl<'a> Tiers<'a> {
         if used_bytes <= marks.low_bytes {
             return BTreeMap::new();
         }
-        let kept = self.engine.shared.namespace.kept_in(place).into_iter();
+        let kept = self.engine.shared.namespace.nodes().kept_in(place).into_iter();
         kept.map(|(by, bytes)| (by.words().to_owned(), bytes)).collect()
     }
 }

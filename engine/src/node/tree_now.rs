@@ -145,7 +145,7 @@ impl<'a> TreeNow<'a> {
             _ if replacing.is_awaited_for(&book.id) || self.has_newer_in_memory(book, shown) => false,
             // Until the end has refused writers, whoever removed it may be killed.
             Some(Undecided::Lasts) if self.engine.draining => {
-                self.engine.shared.namespace.are_writers_refused()
+                self.engine.shared.namespace.gate().are_writers_refused()
             }
             Some(Undecided::Lasts) => told,
             None => true,

@@ -66,7 +66,7 @@ impl<'a> Retention<'a> {
     /// Returns how the tree leads to a version. If its manifest is not known, everything counts as needed.
     pub(crate) fn leads_to(self, version: &VersionBook) -> Leads {
         let all = Leads { names: true, copies: true, needs: true, alive: true };
-        version.manifest().map_or(all, |manifest| self.shared.namespace.leads_to(&listed(manifest)))
+        version.manifest().map_or(all, |manifest| self.shared.namespace.nodes().leads_to(&listed(manifest)))
     }
 
     /// Whether a file of a version is in the tree under another name, or open, while it has none of its own. If the manifest is not
@@ -75,10 +75,10 @@ impl<'a> Retention<'a> {
         let Some(manifest) = version.manifest() else { return true };
         let namespace = &self.shared.namespace;
         let mut files = listed(manifest);
-        let named = files.iter().filter(|file| namespace.node_at(file.path.as_bytes()).is_some());
+        let named = files.iter().filter(|file| namespace.nodes().node_at(file.path.as_bytes()).is_some());
         let named: BTreeSet<FileId> = named.map(|file| file.file).collect();
         files.retain(|file| !named.contains(&file.file));
-        namespace.leads_to(&files).alive
+        namespace.nodes().leads_to(&files).alive
     }
 
     /// Returns the facts about a version that retention needs.

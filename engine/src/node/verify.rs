@@ -379,7 +379,7 @@ impl Node {
         // A copy that turns out bad on the way is not the last one.
         for source in ["host", "peer", "object"] {
             let (from, pin) = match source {
-                "host" => match shared.namespace.pin_seal(target.file, target.seal) {
+                "host" => match shared.namespace.seals().pin_seal(target.file, target.seal) {
                     Some(pin) => ("host".to_owned(), pin),
                     None => continue,
                 },
@@ -428,6 +428,7 @@ impl Node {
         let shared = self.shared();
         let landing = shared
             .namespace
+            .room()
             .backing_for_prefetch(target.size_bytes)
             .map_err(|error| format!("no memory to read {} into: {}", good.key, error_text(&error)))?;
         let plan = FetchPlan {
@@ -522,12 +523,12 @@ impl Scrub {
         }
         let bad = found.objects.iter().any(|(_, result)| matches!(result, ObjectFound::Bad(_)));
         match stands {
-            Some(object) if bad || !namespace.has_object(target.file, target.seal) => {
+            Some(object) if bad || !namespace.hosts().has_object(target.file, target.seal) => {
                 // False where the file has other bytes by now, or none of its names is in the tree.
-                let _ = namespace.note_object(target.file, target.seal, object.clone());
+                let _ = namespace.hosts().note_object(target.file, target.seal, object.clone());
             }
             // A bad object is no copy: the host copy must not be reclaimed for its sake.
-            None if bad => namespace.forget_object(target.file, target.seal),
+            None if bad => namespace.hosts().forget_object(target.file, target.seal),
             Some(_) | None => {}
         }
     }

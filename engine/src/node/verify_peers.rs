@@ -61,7 +61,7 @@ async fn read(
     keeper: Address,
     near: &Arc<dyn Suppliers>,
 ) -> Result<Arc<Backing>, PeerProblem> {
-    let landing = shared.namespace.backing_for_prefetch(target.size_bytes).map_err(|error| {
+    let landing = shared.namespace.room().backing_for_prefetch(target.size_bytes).map_err(|error| {
         let full = error.kind() == ErrorKind::NoSpace;
         let why = if full { "no memory to read it into: " } else { "" };
         PeerProblem::Away(format!("{why}{}", error_text(&error)))

@@ -290,14 +290,14 @@ fn showing(store: &Arc<dyn Store>, tier1: &Arc<tidemark_tier1::Tier1>) -> (Node,
     let caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: 0, request: 0 };
     let (_, open) = namespace.create(&caller, ROOT, b"step1.pt", 0o644, O_RDWR).unwrap();
     assert_eq!(open.backing.write_at(b"bytes", 0).unwrap(), 5);
-    namespace.flush(open.fh, &caller, false).unwrap();
-    namespace.release(open.fh).unwrap();
-    let ticket = namespace.begin_seal(open.node).unwrap();
+    namespace.handles().flush(open.fh, &caller, false).unwrap();
+    namespace.handles().release(open.fh).unwrap();
+    let ticket = namespace.seals().begin_seal(open.node).unwrap();
     let sums = crate::chunk::hash(b"bytes", 1);
-    namespace.finish_seal(&ticket, sums.crc, sums.chunks).unwrap();
+    namespace.seals().finish_seal(&ticket, sums.crc, sums.chunks).unwrap();
     let version = committed();
     let object = ObjectCopy::of(&version.manifest().unwrap().files[0]);
-    assert!(namespace.note_object(ticket.file, ticket.seal, object));
+    assert!(namespace.hosts().note_object(ticket.file, ticket.seal, object));
     let node = Node::start(NodeParts { shared, rules: Rules::builtin(), recovered: Recovered::default() });
     (node, (ticket.file, ticket.seal))
 }
@@ -318,7 +318,10 @@ async fn bytes_that_the_tree_shows_are_missed_though_another_coordinator_gave_th
     let verify = verify.expect("the tree shows it");
     assert_eq!((verify.bad_objects, verify.unchecked.len(), remembers), (1, 1, true), "{verify:?}");
     assert!(verify.unchecked[0].what.contains("given up by another coordinator"), "{verify:?}");
-    assert!(!node.shared().namespace.has_object(file, seal), "the host copy is the only one, and stays");
+    assert!(
+        !node.shared().namespace.hosts().has_object(file, seal),
+        "the host copy is the only one, and stays"
+    );
 
     // No name leads to the object any more, and the host copy was not checked.
     let second = listed(&node).await;

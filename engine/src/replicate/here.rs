@@ -55,21 +55,25 @@ impl Here {
         let namespace = Arc::clone(&self.namespace);
         let alike = !copy
             && size_bytes > SMALL_BYTES
-            && blocking(move || namespace.sealed_alike(file, size_bytes, crc).is_some()).await;
+            && blocking(move || namespace.peer_copies().sealed_alike(file, size_bytes, crc).is_some()).await;
         LandingEvent::Found { copy, alike }
     }
 
     /// Returns size and checksum of a good copy. A copy that was here before this daemon started is verified first.
     pub(super) async fn good_copy(self: &Arc<Self>, file: FileId, seal: SealNumber) -> Option<(u64, Crc64)> {
-        let copy = self.namespace.copy(file, seal)?;
+        let copy = self.namespace.peer_copies().copy(file, seal)?;
         if copy.unverified {
-            let pin = self.namespace.pin_copy(file, seal)?;
+            let pin = self.namespace.peer_copies().pin_copy(file, seal)?;
             if !self.is_good(pin, copy.sealed.clone()).await {
                 self.metrics.verify_mismatches.get_or_create(&[("copy", "peer")]).inc();
-                self.namespace.lose_copy(file, seal, "it was bad when it was looked at after a restart");
+                self.namespace.peer_copies().lose_copy(
+                    file,
+                    seal,
+                    "it was bad when it was looked at after a restart",
+                );
                 return None;
             }
-            self.namespace.verified(copy.own, seal);
+            self.namespace.seals().verified(copy.own, seal);
         }
         Some((copy.sealed.size_bytes, copy.sealed.crc))
     }

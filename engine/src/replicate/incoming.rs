@@ -134,10 +134,10 @@ impl Incoming {
         let known = self.memory.as_ref().map(|memory| Arc::clone(&memory.backing));
         let (namespace, fresh) = (Arc::clone(&here.namespace), known.is_none());
         let backing = blocking(move || match known {
-            None => namespace.backing_for(Some(until_bytes)),
+            None => namespace.room().backing_for(Some(until_bytes)),
             Some(backing) => match backing.reserve(until_bytes) {
                 Err(error) if error.kind() == ErrorKind::NoSpace => {
-                    namespace.make_room(until_bytes.saturating_sub(backing.held_bytes()));
+                    namespace.room().make_room(until_bytes.saturating_sub(backing.held_bytes()));
                     backing.reserve(until_bytes).map(|()| backing)
                 }
                 reserved => reserved.map(|()| backing),
@@ -177,7 +177,7 @@ impl Incoming {
         drop(memory); // Growth ends, and with it the space made ready ahead.
         let (namespace, metrics) = (Arc::clone(&here.namespace), Arc::clone(&here.metrics));
         let kept = blocking(move || {
-            let kept = namespace.keep_copy(&copy, backing);
+            let kept = namespace.peer_copies().keep_copy(&copy, backing);
             if kept.is_ok() {
                 metrics.replica_received_bytes.inc_by(copy.size_bytes);
             }

@@ -111,13 +111,13 @@ impl Outgoing {
 
     fn sealed(&self, file: FileId, seal: SealNumber) -> Result<Sealed, String> {
         let found = || {
-            let view = self.namespace.view(self.namespace.node_of_file(file)?)?;
+            let view = self.namespace.nodes().view(self.namespace.nodes().node_of_file(file)?)?;
             let FileState::Sealed { seal: number, size_bytes, crc, chunks } = &view.state else {
                 return None;
             };
             let sealed =
                 Seal { number: *number, size_bytes: *size_bytes, crc: *crc, chunks: Arc::clone(chunks) };
-            let pin = self.namespace.pin_seal(file, seal).filter(|_| *number == seal)?;
+            let pin = self.namespace.seals().pin_seal(file, seal).filter(|_| *number == seal)?;
             Some(Sealed { pin, seal: sealed, view })
         };
         found().ok_or_else(|| "it changed, or its bytes are not here any more".to_owned())
@@ -184,9 +184,9 @@ impl Outgoing {
                 (Arc::clone(&sealed.pin.backing), Some(sealed.pin), size_bytes, known)
             }
             None => {
-                let node = self.namespace.node_of_file(file);
+                let node = self.namespace.nodes().node_of_file(file);
                 let present =
-                    node.and_then(|node| self.namespace.present(node)).filter(|now| now.file == file);
+                    node.and_then(|node| self.namespace.nodes().present(node)).filter(|now| now.file == file);
                 let backing = present.ok_or("it is gone")?.backing;
                 let size_bytes = backing.stat().map_err(unreadable)?.size_bytes;
                 (backing, None, size_bytes, None)

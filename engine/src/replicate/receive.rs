@@ -167,7 +167,7 @@ impl Receiver {
         let here = Arc::clone(&self.here);
         let kept = blocking(move || {
             let size_bytes = copy.size_bytes;
-            let backing = match here.namespace.backing_for(Some(size_bytes)) {
+            let backing = match here.namespace.room().backing_for(Some(size_bytes)) {
                 Err(error) if error.kind() == ErrorKind::NoSpace => {
                     let free_bytes = here.tier1.usage().available_bytes;
                     return Err(Answer::NoRoom { wanted_bytes: size_bytes, free_bytes });
@@ -184,7 +184,7 @@ impl Receiver {
                     here.metrics.verify_mismatches.get_or_create(&[("copy", "peer")]).inc();
                     return Err(());
                 }
-                here.namespace.keep_copy(&copy, backing).map_err(|error| {
+                here.namespace.peer_copies().keep_copy(&copy, backing).map_err(|error| {
                     tracing::error!(%error, file = %copy.file, "a verified copy cannot be kept");
                 })
             });
@@ -203,11 +203,11 @@ impl Receiver {
             Answer::Acknowledged { file: copy.file, seal: copy.seal, by: self.here.holder },
         );
         let proven = blocking(move || {
-            let alike = here.namespace.sealed_alike(copy.file, copy.size_bytes, copy.crc)?;
-            let pin = here.namespace.pin_seal(alike.0, alike.1)?;
+            let alike = here.namespace.peer_copies().sealed_alike(copy.file, copy.size_bytes, copy.crc)?;
+            let pin = here.namespace.seals().pin_seal(alike.0, alike.1)?;
             let mapping = pin.backing.map().ok()?;
             (ContentHash::of(&mapping) == hash).then_some(())?;
-            here.namespace.keep_copy_of(&copy, alike).ok()?;
+            here.namespace.peer_copies().keep_copy_of(&copy, alike).ok()?;
             here.metrics.replica_spared_bytes.inc_by(copy.size_bytes);
             Some(())
         });
@@ -217,14 +217,16 @@ impl Receiver {
     /// Verifies a copy of which another node received bad bytes. A bad copy is withdrawn, and its home is notified soon.
     async fn suspect(&self, file: FileId, seal: SealNumber) -> Answer {
         let namespace = &self.here.namespace;
-        let (Some(pin), Some(copy)) = (namespace.pin_copy(file, seal), namespace.copy(file, seal)) else {
+        let (Some(pin), Some(copy)) =
+            (namespace.peer_copies().pin_copy(file, seal), namespace.peer_copies().copy(file, seal))
+        else {
             return Answer::NotHere;
         };
         if self.here.is_good(pin, copy.sealed).await {
             return Answer::Noted;
         }
         self.here.metrics.verify_mismatches.get_or_create(&[("copy", "peer")]).inc();
-        namespace.lose_copy(file, seal, "another node had bad bytes from it, and it is bad");
+        namespace.peer_copies().lose_copy(file, seal, "another node had bad bytes from it, and it is bad");
         Answer::NotHere
     }
 
@@ -233,8 +235,8 @@ impl Receiver {
         let here = Arc::clone(&self.here);
         let home = from.node.clone();
         blocking(move || {
-            if here.namespace.copy(file, seal).is_some_and(|copy| copy.meta.home == home) {
-                here.namespace.drop_copy(file, seal);
+            if here.namespace.peer_copies().copy(file, seal).is_some_and(|copy| copy.meta.home == home) {
+                here.namespace.peer_copies().drop_copy(file, seal);
             }
         })
         .await;
@@ -245,7 +247,7 @@ impl Receiver {
     /// every second or so, and after a reclaim. Not cancel-safe: notices that are under way when it is dropped are not sent again.
     pub async fn tell_withdrawn(&self, address_of: impl Fn(&str) -> Option<Address>) {
         let mut left = Vec::new();
-        for withdrawn in self.here.namespace.take_withdrawn_copies() {
+        for withdrawn in self.here.namespace.peer_copies().take_withdrawn_copies() {
             let WithdrawnCopy { file, seal, home, why } = &withdrawn;
             let request = Request::Withdrawn { file: *file, seal: *seal, why: (*why).to_owned() };
             let (Some(address), Ok(body)) = (address_of(home), encode(&request)) else {
@@ -258,7 +260,7 @@ impl Receiver {
             }
         }
         if !left.is_empty() {
-            self.here.namespace.give_back_withdrawn(left);
+            self.here.namespace.peer_copies().give_back_withdrawn(left);
         }
     }
 

@@ -396,8 +396,8 @@ impl Turn {
 
     /// Spares a partner a copy whose bytes Tier-3 has: the partner needs its memory for other copies.
     fn spare(&mut self, partner: String, file: FileId, seal: SealNumber) {
-        let Some(node) = self.outgoing.namespace.node_of_file(file) else { return };
-        let in_tier3 = self.outgoing.namespace.has_object(file, seal);
+        let Some(node) = self.outgoing.namespace.nodes().node_of_file(file) else { return };
+        let in_tier3 = self.outgoing.namespace.hosts().has_object(file, seal);
         let Some(tracked) = self.files.get_mut(&node).filter(|tracked| tracked.file == file) else { return };
         if !in_tier3 || tracked.sealed.as_ref().is_none_or(|sealed| sealed.number != seal) {
             return;
@@ -443,7 +443,7 @@ impl Turn {
 
     /// Examines a node's present state.
     fn look(&mut self, node: NodeId, priority: Priority) {
-        let view = self.outgoing.namespace.view(node);
+        let view = self.outgoing.namespace.nodes().view(node);
         if view.is_none() {
             self.release_gone(node);
         }
@@ -545,7 +545,7 @@ impl Turn {
             let Some(tracked) = self.files.get(&node) else { continue };
             let ways: Vec<String> = tracked.ways.keys().cloned().collect();
             if behind.len() < BEHIND_MAX && tracked.sealed.is_some() {
-                let path = self.outgoing.namespace.path_of(node).unwrap_or_default();
+                let path = self.outgoing.namespace.nodes().path_of(node).unwrap_or_default();
                 behind.extend(
                     tracked.ways.iter().filter(|(_, way)| way.sender.acknowledged().is_none()).map(
                         |(partner, way)| Behind {
@@ -574,7 +574,8 @@ impl Turn {
         if !self.streams || tracked.sealed.is_some() || tracked.announced {
             return None;
         }
-        let present = self.outgoing.namespace.present(node).filter(|present| present.file == tracked.file)?;
+        let present =
+            self.outgoing.namespace.nodes().present(node).filter(|present| present.file == tracked.file)?;
         let size_bytes = present.backing.stat().ok()?.size_bytes;
         let (before, was_bytes) =
             tracked.grown.replace((now, size_bytes)).unwrap_or_else(|| (now.saturating_sub(GROWING_LOOK), 0));

@@ -92,31 +92,31 @@ fn keep(
 /// Returns the verified bytes of a seal, from a file of this node or a copy.
 async fn good(here: &Arc<Here>, file: FileId, seal: SealNumber) -> Option<(SealPin, Seal)> {
     let namespace = &here.namespace;
-    let own = namespace.node_of_file(file).and_then(|node| namespace.view(node));
+    let own = namespace.nodes().node_of_file(file).and_then(|node| namespace.nodes().view(node));
     if let Some(view) = own
         && let FileState::Sealed { seal: number, size_bytes, crc, chunks } = view.state
         && number == seal
-        && let Some(pin) = namespace.pin_seal(file, seal)
+        && let Some(pin) = namespace.seals().pin_seal(file, seal)
     {
         let sealed = Seal { number, size_bytes, crc, chunks };
-        if !namespace.is_unverified(view.node) {
+        if !namespace.seals().is_unverified(view.node) {
             return Some((pin, sealed));
         }
         // A bad file stays for the scrub, which can repair it from another copy.
         if here.is_good(pin, sealed.clone()).await {
-            namespace.verified(file, seal);
-            return Some((namespace.pin_seal(file, seal)?, sealed));
+            namespace.seals().verified(file, seal);
+            return Some((namespace.seals().pin_seal(file, seal)?, sealed));
         }
     }
-    let copy = namespace.copy(file, seal)?;
+    let copy = namespace.peer_copies().copy(file, seal)?;
     if copy.unverified {
-        let pin = namespace.pin_copy(file, seal)?;
+        let pin = namespace.peer_copies().pin_copy(file, seal)?;
         if !here.is_good(pin, copy.sealed.clone()).await {
             here.metrics.verify_mismatches.get_or_create(&[("copy", "peer")]).inc();
-            namespace.lose_copy(file, seal, "it was bad when it was looked at after a restart");
+            namespace.peer_copies().lose_copy(file, seal, "it was bad when it was looked at after a restart");
             return None;
         }
-        namespace.verified(copy.own, seal);
+        namespace.seals().verified(copy.own, seal);
     }
-    Some((namespace.pin_copy(file, seal)?, copy.sealed))
+    Some((namespace.peer_copies().pin_copy(file, seal)?, copy.sealed))
 }

@@ -324,7 +324,7 @@ async fn write_file(
 }
 
 fn pinned(namespace: &Namespace, file: &ManifestFile) -> Option<SealPin> {
-    namespace.pin_seal(file.file, file.seal).filter(|pin| pin.size_bytes == file.size_bytes)
+    namespace.seals().pin_seal(file.file, file.seal).filter(|pin| pin.size_bytes == file.size_bytes)
 }
 
 /// Copies a host copy, chunk by chunk. Returns false if the copy differs from the manifest: the caller then reads Tier-3, and

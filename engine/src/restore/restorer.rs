@@ -72,7 +72,7 @@ impl Restorer {
 
     async fn restore_when(&self, room: Room, path: String, cold: ColdFile) -> Result<(), RestoreError> {
         let begun = Instant::now();
-        if self.namespace.warm_from_copy(cold.file, cold.seal) {
+        if self.namespace.peer_copies().warm_from_copy(cold.file, cold.seal) {
             self.losses.mend(cold.file, cold.seal);
             return Ok(());
         }
@@ -81,7 +81,7 @@ impl Restorer {
         let (backing, cold, _) = match self.fetched_when(room, &path, &cold).await {
             Ok(fetched) => fetched,
             // A copy of the file came to this node meanwhile.
-            Err(_) if self.namespace.cold(cold.node).is_none() => return Ok(()),
+            Err(_) if self.namespace.hosts().cold(cold.node).is_none() => return Ok(()),
             Err(error) => {
                 self.metrics.fetch_failures.inc();
                 // If there are other nodes, one of them may come back with the file.
@@ -93,6 +93,7 @@ impl Restorer {
         };
         self.losses.mend(cold.file, cold.seal);
         self.namespace
+            .hosts()
             .finish_restore(cold.node, cold.file, cold.seal, backing)
             .map_err(|source| RestoreError::Changed { path, source })?;
         self.metrics.fetch_files.inc();
@@ -113,7 +114,7 @@ impl Restorer {
         if let Some(why) = self.losses.refusal(cold.file, cold.seal) {
             return Err(RestoreError::Unreadable { path: path.to_owned(), why });
         }
-        let mut wait = self.namespace.room_wait();
+        let mut wait = self.namespace.room().room_wait();
         loop {
             match self.fetched_once(room, path, cold, &mut wait).await {
                 // A writer took a page that was promised to this file: room is made once more.
@@ -181,6 +182,7 @@ impl Restorer {
     /// Returns the file and the seal by which other nodes know the bytes: a copy that is kept here has an identity of its own.
     fn home_of(&self, cold: &ColdFile) -> (FileId, SealNumber) {
         self.namespace
+            .peer_copies()
             .copy_at(cold.node)
             .map_or((cold.file, cold.seal), |copy| (copy.file, copy.sealed.number))
     }
@@ -196,8 +198,8 @@ impl Restorer {
         let size_bytes = cold.size_bytes;
         loop {
             let made = match room {
-                Room::Now => self.namespace.backing_for_prefetch(size_bytes),
-                Room::Awaited => self.namespace.backing_for(Some(size_bytes)),
+                Room::Now => self.namespace.room().backing_for_prefetch(size_bytes),
+                Room::Awaited => self.namespace.room().backing_for(Some(size_bytes)),
             };
             let full = made.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace);
             if full

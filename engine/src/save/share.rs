@@ -181,14 +181,14 @@ impl Share {
 async fn pin_of(means: Means<'_>, life: &NodeLife, file: &AttemptFile) -> Result<Arc<SealPin>, ShareError> {
     let (id, seal) = (file.entry.file, file.entry.seal);
     let path = || file.entry.path.to_string();
-    if let Some(cold) = means.namespace.cold_file(id) {
+    if let Some(cold) = means.namespace.hosts().cold_file(id) {
         means.restorer.restore(path(), cold).await.map_err(|source| ShareError::Lost {
             life: life.clone(),
             path: path(),
             source,
         })?;
     }
-    let pin = means.namespace.pin_seal(id, seal);
+    let pin = means.namespace.seals().pin_seal(id, seal);
     pin.map(Arc::new).ok_or_else(|| ShareError::Changed { life: life.clone(), path: path() })
 }
 
@@ -287,8 +287,8 @@ fn begin(prepare: &Prepare, record: Record, namespace: &Namespace) -> Result<Att
         let entry = usize::try_from(*index).ok().and_then(|index| record.files.get(index));
         let Some(entry) = entry.cloned() else { return Err(b"?".to_vec()) };
         let missing = || entry.path.as_bytes().to_vec();
-        let pin = namespace.pin_seal(entry.file, entry.seal).ok_or_else(missing)?;
-        let view = namespace.view_of(entry.file).ok_or_else(missing)?;
+        let pin = namespace.seals().pin_seal(entry.file, entry.seal).ok_or_else(missing)?;
+        let view = namespace.nodes().view_of(entry.file).ok_or_else(missing)?;
         let FileState::Sealed { chunks, .. } = &view.state else { return Err(missing()) };
         let chunks = Arc::clone(chunks);
         files.push(AttemptFile { attributes: view.attributes(), chunks, pin: Some(Arc::new(pin)), entry });

@@ -96,13 +96,13 @@ impl DataPath {
 
     /// Recovers the open files of the previous daemon.
     pub(crate) fn take_up(&self, namespace: &Namespace) -> io::Result<()> {
-        let open = namespace.open_files();
+        let open = namespace.handles().open_files();
         match self {
             Self::Passthrough(ids) => {
                 let handles = open.iter().map(|file| (file.fh, file.backing.number()));
                 // From memory outside Tier-1, which may be full.
                 let spare = || Ok(rustix::fs::memfd_create("tidemark-spare", MemfdFlags::CLOEXEC)?);
-                ids.take_up(&namespace.backing_ids(), handles, spare)
+                ids.take_up(&namespace.session().backing_ids(), handles, spare)
             }
             Self::Fallback(fallback) => {
                 for file in &open {

@@ -102,7 +102,7 @@ async fn drain_all(daemon: &Daemon, limits: Limits) -> bool {
     let closing = async {
         tokio::time::sleep_until(limits.grace_until).await;
         tracing::info!("ending: new files are refused from now on");
-        namespace.close_to_new_files();
+        namespace.gate().close_to_new_files();
         std::future::pending::<()>().await;
     };
     let outcome = tokio::select! {
@@ -124,7 +124,7 @@ async fn drain_member(shared: &Shared, give_up: Instant) -> bool {
     shared.lift_pace_of_copies();
     let mut refused = false;
     loop {
-        let own = shared.namespace.views_below(b"").into_iter().filter(|view| view.remote.is_none());
+        let own = shared.namespace.nodes().views_below(b"").into_iter().filter(|view| view.remote.is_none());
         let left = own.filter(|view| match view.state {
             FileState::Sealed { .. } => view.object.is_none() && view.host,
             FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => true,
@@ -135,7 +135,7 @@ async fn drain_member(shared: &Shared, give_up: Instant) -> bool {
         }
         if left == 0 {
             // Once more, without a close that no drain would wait for.
-            shared.namespace.refuse_writers();
+            shared.namespace.gate().refuse_writers();
             refused = true;
             continue;
         }
@@ -160,12 +160,12 @@ async fn tell_the_last(shared: &Shared, give_up: Instant) -> bool {
             "the coordinator may not know which attributes were set last"
         );
     }
-    while namespace.has_untold() {
+    while namespace.publications().has_untold() {
         let began = Instant::now();
         let told = tokio::time::timeout_at(give_up, cluster.publish()).await;
         let Err(away) = told.unwrap_or_else(|_| Err(Away::Late(began.elapsed()))) else { return true };
         if Instant::now() >= give_up {
-            let operations = namespace.untold_operations();
+            let operations = namespace.publications().untold_operations();
             let first = operations.iter().take(UNTOLD_SHOWN).map(|operation| path_text(operation.path()));
             tracing::warn!(
                 error = &away as &dyn std::error::Error,

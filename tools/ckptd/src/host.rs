@@ -74,7 +74,7 @@ impl DaemonHost {
 impl Host for DaemonHost {
     fn fetch(&self, cold: ColdFile) -> Result<(), FsError> {
         let engine = self.engine()?;
-        let path = engine.namespace.path_of(cold.node);
+        let path = engine.namespace.nodes().path_of(cold.node);
         let path = path.map_or_else(|| cold.file.to_string(), |path| path_text(&path));
         self.runtime.block_on(engine.restorer.restore(path.clone(), cold)).map_err(|error| {
             tracing::error!(%path, error = &error as &dyn std::error::Error, "a file could not be served");

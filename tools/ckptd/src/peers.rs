@@ -197,7 +197,7 @@ impl Peers {
             life.incarnation,
         );
         // Files that lay here before this daemon began.
-        for view in shared.namespace.views_below(b"") {
+        for view in shared.namespace.nodes().views_below(b"") {
             replicator.look_at(&view, Priority::Base);
         }
         let told = Arc::clone(&replicator);

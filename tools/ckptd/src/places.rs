@@ -97,7 +97,7 @@ impl Daemon {
     fn follow(&self, place: &Place, last: LastLink) -> Result<Vec<u8>, ApiError> {
         let namespace = &self.node.shared().namespace;
         let mount = self.mountpoint().as_os_str().as_bytes();
-        namespace.follow_links(mount, place.as_bytes(), last).map_err(|why| {
+        namespace.nodes().follow_links(mount, place.as_bytes(), last).map_err(|why| {
             let what = format!("{} leads nowhere in the mount: {why}", path_text(place.as_bytes()));
             ApiError::new(ErrorCode::NotFound, what, "name the path in the mount itself")
         })
@@ -148,7 +148,7 @@ impl Daemon {
     pub(crate) async fn wanted_to_remove(&self, selector: &Selector) -> Result<Wanted, ApiError> {
         let wanted = self.wanted_to_change(selector, LastLink::Kept).await?;
         if let Wanted::Path(path) = &wanted
-            && let Some(target) = self.node.shared().namespace.link_at(path)
+            && let Some(target) = self.node.shared().namespace.nodes().link_at(path)
         {
             let what = format!("{} is a symbolic link to {}", path_text(path), path_text(&target));
             let action = "name the checkpoint itself, or remove the link with `rm` in the mount";

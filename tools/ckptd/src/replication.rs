@@ -54,7 +54,7 @@ impl Counted {
             return lacking;
         }
         let mut lacking = Lacking::default();
-        for view in shared.namespace.views_below(b"") {
+        for view in shared.namespace.nodes().views_below(b"") {
             let FileState::Sealed { seal, size_bytes, .. } = view.state else { continue };
             if view.remote.is_some() || !view.host || view.object.is_some() {
                 continue;

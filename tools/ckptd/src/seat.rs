@@ -238,7 +238,7 @@ impl Candidate {
             }
         }
         // By its own tree where it was that coordinator itself.
-        let of_own = self.cluster.namespace().catalog_of() == Some(of);
+        let of_own = self.cluster.namespace().catalog().catalog_of() == Some(of);
         let further = if of_own { 0 } else { self.cluster.ahead_of_coordinator(of).unwrap_or(0) };
         kept.ahead_ns = kept.mark.ahead_ns.saturating_add(further);
         tracing::info!(%epoch, %of, "the catalog of before is in etcd");
@@ -253,7 +253,7 @@ impl Candidate {
         let cluster = &self.cluster;
         let tree = Arc::clone(cluster.namespace());
         cluster.saw_epoch(epoch);
-        let before = Before::of(tree.catalog_of(), stored.epoch, kept);
+        let before = Before::of(tree.catalog().catalog_of(), stored.epoch, kept);
         let kept_until = match &before {
             Before::Kept(kept) => kept.published().get(&cluster.life).copied(),
             Before::Own(_) | Before::Nothing => None,
@@ -265,10 +265,10 @@ impl Candidate {
             let now_ns = taking.now_ns();
             let mut is_complete = true;
             match &before {
-                Before::Own(Some(kept)) => taking.take_process_fates(&kept.fates(now_ns)),
+                Before::Own(Some(kept)) => taking.catalog().take_process_fates(&kept.fates(now_ns)),
                 Before::Kept(kept) => {
-                    taking.take_process_fates(&kept.fates(now_ns));
-                    is_complete = taking.become_catalog(&kept.directories(now_ns), told);
+                    taking.catalog().take_process_fates(&kept.fates(now_ns));
+                    is_complete = taking.mirror().become_catalog(&kept.directories(now_ns), told);
                 }
                 Before::Own(None) | Before::Nothing => {}
             }
@@ -283,10 +283,10 @@ impl Candidate {
         let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before);
         if !knows {
             // Changes of names from now on also apply to Tier-3's names, once they are here.
-            tree.carry_names();
+            tree.adoption().carry_names();
         }
         // From here on this tree is published to other nodes.
-        tree.lead_outgoing(false);
+        tree.publications().lead_outgoing(false);
         // The lease is lost if the receiver is gone; then this ends, too.
         let _ = keeping.send(Arc::clone(&catalog));
         cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));

@@ -426,7 +426,7 @@ impl Start<'_> {
         });
         daemon.last_end.tell(&shared);
         let attributes = Attributes::new(&daemon, tokio::runtime::Handle::current());
-        base.namespace.set_xattr_source(Arc::new(attributes));
+        base.namespace.xattrs().set_xattr_source(Arc::new(attributes));
         if let Some(peers) = &peers {
             peers.serve(&shared, &daemon);
         }
@@ -487,7 +487,7 @@ impl Start<'_> {
             Some(node) => invalidator.gone(parent, node, name),
             None => invalidator.entry(parent, name),
         });
-        shared.namespace.tell_withdrawn(told);
+        shared.namespace.hidden().tell_withdrawn(told);
         daemon.mounted.set(Arc::clone(&mounted)).expect("it is set once, here");
 
         let publishing =
@@ -532,7 +532,7 @@ impl Start<'_> {
             never = &mut watching => match never {},
         };
         // However the drain ended: what is closed from now on would be lost, and no program is to believe otherwise.
-        shared.namespace.refuse_writers();
+        shared.namespace.gate().refuse_writers();
         // The last known status says what is durable at the end.
         daemon.stopped.store(durable, Ordering::Release);
         publish(&daemon, &host, self.state_dir).await;
@@ -667,9 +667,9 @@ fn take_up_answers(base: &Base, answered: &[Answered]) {
     let nobody = Caller { uid: 0, gid: 0, pid: 0, now_ns: 0, request: 0 };
     for answer in answered {
         let taken = match *answer {
-            Answered::Closed { fh } => base.namespace.flush(fh, &nobody, false),
-            Answered::Cut { fh } => base.namespace.flush(fh, &nobody, true),
-            Answered::Synced { fh } => base.namespace.fsync(fh),
+            Answered::Closed { fh } => base.namespace.handles().flush(fh, &nobody, false),
+            Answered::Cut { fh } => base.namespace.handles().flush(fh, &nobody, true),
+            Answered::Synced { fh } => base.namespace.handles().fsync(fh),
         };
         if let Err(error) = taken {
             // A directory's handle, or one of a control file: there is nothing to know of it.

@@ -228,13 +228,14 @@ impl Life {
         let name = format!("saved-{}", self.files.replace(self.files.get() + 1));
         let (_, file) = namespace.create(&caller, ROOT, name.as_bytes(), 0o644, O_RDWR).unwrap();
         assert_eq!(file.backing.write_at(bytes, 0).unwrap(), bytes.len());
-        namespace.flush(file.fh, &caller, false).unwrap();
-        namespace.release(file.fh).unwrap();
-        let ticket = namespace.begin_seal(namespace.node_at(name.as_bytes()).unwrap()).unwrap();
+        namespace.handles().flush(file.fh, &caller, false).unwrap();
+        namespace.handles().release(file.fh).unwrap();
+        let ticket =
+            namespace.seals().begin_seal(namespace.nodes().node_at(name.as_bytes()).unwrap()).unwrap();
         let SealSums { crc, chunks } = chunk::hash(bytes, 1);
-        namespace.finish_seal(&ticket, crc, Arc::clone(&chunks)).unwrap();
+        namespace.seals().finish_seal(&ticket, crc, Arc::clone(&chunks)).unwrap();
         let (file, seal): (FileId, SealNumber) = (ticket.file, ticket.seal);
-        let pin: SealPin = namespace.pin_seal(file, seal).unwrap();
+        let pin: SealPin = namespace.seals().pin_seal(file, seal).unwrap();
         let entry = RecordFile { path, file, seal, size_bytes: bytes.len() as u64, crc64nvme: crc };
         AttemptFile { entry, attributes: Attributes::default(), chunks, pin: Some(Arc::new(pin)) }
     }

@@ -65,7 +65,7 @@ impl<'a> Fallbacks<'a> {
         if view.size_bytes > MAX_TRACKER_BYTES as u64 {
             return None;
         }
-        std::fs::read(self.shared.namespace.host_path(view.node)?).ok()
+        std::fs::read(self.shared.namespace.nodes().host_path(view.node)?).ok()
     }
 
     /// Returns the newest version of the run that is whole and in the tree. `gone` is the checkpoint that just left the tree; `fits` is a
@@ -88,7 +88,7 @@ impl<'a> Fallbacks<'a> {
     fn standing_of_run(self, run: &RunPath, gone: Option<&CheckpointId>) -> impl Iterator<Item = &'a Book> {
         let of_run = self.ledger.books.values().filter(move |book| book.id.run == *run);
         of_run.filter(move |book| {
-            let top = self.shared.namespace.node_at(&book.path()).is_some();
+            let top = self.shared.namespace.nodes().node_at(&book.path()).is_some();
             top && (Some(&book.id) == gone || book.candidate.is_some() && !book.is_torn())
         })
     }

@@ -52,7 +52,7 @@ impl Engine {
             if !self.tree_names().has_committed_beside(&id, &candidate) {
                 continue;
             }
-            let in_sight = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
+            let in_sight = |path: &&RelPath| self.shared.namespace.nodes().node_at(path.as_bytes()).is_some();
             match (names_of(&candidate).iter().find(in_sight).is_some(), names) {
                 (true, Names::Kept) => continue,
                 (true, Names::Empty) => {
@@ -95,7 +95,7 @@ impl Engine {
         let is_known = |book: &Book| {
             book.candidate.is_some()
                 || book.committed().is_none()
-                || self.shared.namespace.node_at(&book.path()).is_none()
+                || self.shared.namespace.nodes().node_at(&book.path()).is_none()
         };
         if !of_run.clone().all(is_known) {
             return false;

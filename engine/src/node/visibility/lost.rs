@@ -74,7 +74,7 @@ impl Engine {
                 && self.tree_names().why_lost(self.books().version(id, *number).record()).is_none()
         };
         let found: Vec<_> = self.visibility.lost.iter().filter(whole).cloned().collect();
-        let hidden = || self.shared.namespace.torn_files().iter().filter_map(seal_of).collect();
+        let hidden = || self.shared.namespace.hidden().torn_files().iter().filter_map(seal_of).collect();
         let hidden: BTreeSet<_> = if found.is_empty() { BTreeSet::new() } else { hidden() };
         // A save that was torn since may lie there instead.
         let is_all_there = |(id, number): &(CheckpointId, Number)| {
@@ -116,7 +116,7 @@ impl Engine {
             let bad = self.shared.restorer.losses.why(target.file, target.seal);
             Some(Listed { target, checkpoint: Some(checkpoint.clone()), bad, suspects: BTreeSet::new() })
         };
-        self.shared.namespace.torn_files().into_iter().filter_map(listed).collect()
+        self.shared.namespace.hidden().torn_files().into_iter().filter_map(listed).collect()
     }
 
     fn hide_version(&mut self, id: &CheckpointId, number: Number, why: &str) -> Result<(), FsError> {

@@ -147,7 +147,7 @@ impl Visibility {
 
     /// Records the directories that were made since the last call.
     pub(crate) fn hear_made(&mut self, shared: &Shared) {
-        for made in shared.namespace.take_made() {
+        for made in shared.namespace.writers().take_made() {
             self.made.insert(made.directory, Begun { made, dead_since: None });
         }
         while self.made.len() > DIRECTORIES_MAX {

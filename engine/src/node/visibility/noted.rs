@@ -71,7 +71,7 @@ impl<'a> Removals<'a> {
     /// Whether a process that removed a checkpoint had begun another that can no longer be completed, because this ending daemon refuses
     /// writers. False on several nodes, where processes on other nodes write on.
     pub(crate) fn saves_in_vain(self, id: &CheckpointId) -> bool {
-        self.shared.namespace.are_writers_refused()
+        self.shared.namespace.gate().are_writers_refused()
             && self.shared.cluster.get().is_none()
             && self.visibility.noted[id]
                 .removers

@@ -71,7 +71,7 @@ impl Engine {
         if self.shields_nothing() {
             return;
         }
-        let open = |(file, _): &(FileId, _)| self.shared.namespace.is_open_out_of_sight(*file);
+        let open = |(file, _): &(FileId, _)| self.shared.namespace.hidden().is_open_out_of_sight(*file);
         // All names move, or none: the next pass tries again.
         if version.contents.values().any(open) || self.had_not_heard_of(id) {
             return;

@@ -63,7 +63,7 @@ pub(crate) fn wrote(view: &FileView, who: &WriterId) -> bool {
 impl Engine {
     /// Records which processes removed which files since the last call. Must run before the books are examined.
     pub(crate) fn hear_removers(&mut self) {
-        let heard = self.shared.namespace.take_removers();
+        let heard = self.shared.namespace.writers().take_removers();
         if !heard.is_empty() && !self.visibility.out_of_sight.is_empty() {
             self.end_what_was_removed_out_of_sight(heard.iter().map(|(file, _)| *file).collect());
         }
@@ -75,7 +75,7 @@ impl Engine {
 
     /// Forgets hidden versions that a person removed below `.tidemark/torn`. The daemon itself also drops names there, for their memory.
     fn end_what_was_removed_out_of_sight(&mut self, removed: BTreeSet<FileId>) {
-        let lies = |path: &RelPath| self.shared.namespace.node_at(&torn_path(path)).is_some();
+        let lies = |path: &RelPath| self.shared.namespace.nodes().node_at(&torn_path(path)).is_some();
         let is_removed = |(id, number): &&(CheckpointId, Number)| {
             let contents = &self.books().version(id, *number).contents;
             contents.values().any(|(file, _)| removed.contains(file)) && !contents.keys().any(lies)
@@ -129,7 +129,8 @@ impl Engine {
         let mut asked = BTreeMap::new();
         self.visibility.removers.retain(|_, who| {
             let told = || {
-                namespace.is_end_awaited(who) || namespace.end(who).is_some_and(|end| end.how != Ended::Well)
+                namespace.writers().is_end_awaited(who)
+                    || namespace.writers().end(who).is_some_and(|end| end.how != Ended::Well)
             };
             *asked.entry(who.process()).or_insert_with(told)
         });

@@ -36,7 +36,7 @@ impl<'a> Sessions<'a> {
             return true;
         }
         let processes: BTreeSet<_> = writers().map(WriterId::process).collect();
-        let opened = self.shared.namespace.opened_by(&processes);
+        let opened = self.shared.namespace.writers().opened_by(&processes);
         self.files_of_checkpoints(|of| of.run == id.run && of != id).any(|view| {
             opened.contains(&view.node)
                 || view.writers.iter().any(|writer| processes.contains(&writer.process()))
@@ -89,7 +89,7 @@ impl<'a> Sessions<'a> {
                 }
             };
         }
-        match self.shared.namespace.peers(first, before_ns) {
+        match self.shared.namespace.writers().peers(first, before_ns) {
             Peers::None => Session::Gone,
             Peers::Some { process } => Session::Alive { process },
             Peers::Unknown { process } => {
@@ -113,7 +113,7 @@ impl<'a> Sessions<'a> {
 
     /// Returns the hidden torn checkpoints, under the paths that they had, and their files.
     pub(crate) fn torn(self) -> Vec<(Candidate, Vec<FileView>)> {
-        let views = self.shared.namespace.torn_files();
+        let views = self.shared.namespace.hidden().torn_files();
         let mut at: BTreeMap<RelPath, &FileView> = BTreeMap::new();
         for view in &views {
             let paths = view.paths.iter().filter_map(|path| RelPath::new(path_of_torn(path)?.to_vec()).ok());
@@ -148,11 +148,11 @@ impl<'a> Sessions<'a> {
             return Actor::Alive { process: who.tgid };
         }
         let failed = || Actor::Failed { process: who.tgid };
-        match namespace.end(who).map(|end| end.how) {
+        match namespace.writers().end(who).map(|end| end.how) {
             Some(Ended::Killed) => failed(),
             // When a name is missing, rm(1) exits with 1, and still meant what it removed.
             Some(Ended::Failed) if self.has_written(who, run) => failed(),
-            None if namespace.is_end_awaited(who) => Actor::Ended,
+            None if namespace.writers().is_end_awaited(who) => Actor::Ended,
             None if self.has_begun_another(who, run) => Actor::Lost { process: who.tgid },
             Some(Ended::Well | Ended::Failed) | None => Actor::Meant,
         }

@@ -117,7 +117,7 @@ impl Engine {
 
     pub(crate) fn serve_again(&mut self, id: &CheckpointId, number: Number) {
         let version = self.books().version(id, number);
-        let open = |(file, _): &(FileId, _)| self.shared.namespace.is_open_out_of_sight(*file);
+        let open = |(file, _): &(FileId, _)| self.shared.namespace.hidden().is_open_out_of_sight(*file);
         if version.contents.values().any(open) {
             // All names come back, or none.
             self.visibility.timetable.ask_again(Subject::Owed(id.clone()), Instant::now(), None);
@@ -165,7 +165,7 @@ impl Engine {
         self.gc.end_withdrawal(&(id.clone(), number));
         self.said_later.show_metric(&self.shared, id, number);
         self.classify_run(&id.run);
-        let there = |path: &&RelPath| self.shared.namespace.node_at(path.as_bytes()).is_some();
+        let there = |path: &&RelPath| self.shared.namespace.nodes().node_at(path.as_bytes()).is_some();
         (names.clone().count(), names.filter(there).count())
     }
 
@@ -228,7 +228,7 @@ impl Engine {
         let unwritten = id.path().filter(|path| self.ledger.rules().named_by_directory(path).is_some());
         let names = found.map_or_else(|| Vec::from_iter(unwritten), |(candidate, _)| names_of(&candidate));
         for name in names {
-            if let Err(error) = self.shared.namespace.drop_torn(&name) {
+            if let Err(error) = self.shared.namespace.hidden().drop_torn(&name) {
                 tracing::error!(%name, %error, "what was torn under this name stays out of sight");
             }
         }

@@ -207,7 +207,7 @@ impl Engine {
             return true;
         }
         // Readers that come or go are not reported to the loop, so the namespace is asked.
-        if self.shared.namespace.view(view.node).is_some_and(|now| now.opens > 0) {
+        if self.shared.namespace.nodes().view(view.node).is_some_and(|now| now.opens > 0) {
             return false;
         }
         let cut = view.is_left_cut();
@@ -255,7 +255,7 @@ impl Engine {
             Ok(what) => {
                 self.shared.event_of(EventLevel::Warn, "tracker", beside, what);
                 // The next answer to a flush takes the change into account.
-                let put = self.shared.namespace.node_at(path.as_bytes());
+                let put = self.shared.namespace.nodes().node_at(path.as_bytes());
                 let changed: Vec<_> = put.into_iter().chain([view.node]).collect();
                 self.ledger.refresh(&self.shared.namespace, &changed);
             }

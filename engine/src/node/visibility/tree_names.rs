@@ -35,7 +35,8 @@ impl<'a> TreeNames<'a> {
     /// Whether the name is gone, neither in the tree nor hidden.
     pub(crate) fn is_gone(self, path: &RelPath) -> bool {
         let namespace = &self.shared.namespace;
-        namespace.node_at(path.as_bytes()).is_none() && namespace.node_at(&torn_path(path)).is_none()
+        namespace.nodes().node_at(path.as_bytes()).is_none()
+            && namespace.nodes().node_at(&torn_path(path)).is_none()
     }
 
     /// Describes in one sentence the files outside checkpoints that have no good copy: there may be thousands. Costs a pass over files
@@ -99,9 +100,9 @@ impl<'a> TreeNames<'a> {
         let is_name_free = match shape {
             // Its files were hidden one by one: their directory is also a run's, and stays.
             Shape::Flat | Shape::Family => book.candidate.is_none(),
-            Shape::Tree | Shape::Single => namespace.node_at(&book.path()).is_none(),
+            Shape::Tree | Shape::Single => namespace.nodes().node_at(&book.path()).is_none(),
         };
-        let is_free = is_name_free && files.all(|path| namespace.node_at(path.as_bytes()).is_none());
+        let is_free = is_name_free && files.all(|path| namespace.nodes().node_at(path.as_bytes()).is_none());
         match meanwhile {
             Some(older) if self.shows_only(book, older) => Name::StandIn(older),
             None if is_free => Name::Free,
@@ -128,7 +129,7 @@ impl<'a> TreeNames<'a> {
             // The writers are not known any more, so it does not count as a trainer's.
             other.is_some_and(|other| may_stand_in(candidate, &other, false))
                 && self.is_loadable(&version.checkpoint)
-                && self.shared.namespace.node_at(&book.path()).is_some()
+                && self.shared.namespace.nodes().node_at(&book.path()).is_some()
         })
     }
 

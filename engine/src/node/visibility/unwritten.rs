@@ -65,7 +65,7 @@ impl<'a> Beginnings<'a> {
         }
         std::iter::successors(path.parent(), RelPath::parent).find_map(|directory| {
             self.engine.ledger.rules().named_by_directory(&directory)?;
-            let node = self.engine.shared.namespace.node_at(directory.as_bytes())?;
+            let node = self.engine.shared.namespace.nodes().node_at(directory.as_bytes())?;
             let begun = self.engine.visibility.made.get(&node)?;
             self.why_undecided(begun, &self.unwritten(node)?, now)
         })
@@ -117,7 +117,11 @@ impl<'a> Beginnings<'a> {
 
     fn unwritten(self, directory: u64) -> Option<tidemark_namespace::Unwritten> {
         let rules = self.engine.ledger.rules();
-        self.engine.shared.namespace.unwritten(directory, |path| rules.is_temporary(path), Rules::is_foreword)
+        self.engine.shared.namespace.writers().unwritten(
+            directory,
+            |path| rules.is_temporary(path),
+            Rules::is_foreword,
+        )
     }
 
     /// Does the same, for directories with the name of a checkpoint only.

@@ -108,7 +108,7 @@ impl Node {
     /// Replaces the daemon by another, which goes on with its memory and journal.
     fn restarted(self, network: &Arc<Network>) -> Self {
         let backings: BTreeMap<u64, Arc<Backing>> = (ROOT..1000)
-            .filter_map(|node| self.namespace.present(node))
+            .filter_map(|node| self.namespace.nodes().present(node))
             .map(|p| (p.backing.number(), p.backing))
             .collect();
         let Self { name, tier1, _folder, namespace, .. } = self;
@@ -128,15 +128,15 @@ impl Node {
     }
 
     fn close(&self, open: &OpenFile) {
-        self.namespace.flush(open.fh, &caller(), false).unwrap();
-        self.namespace.release(open.fh).unwrap();
+        self.namespace.handles().flush(open.fh, &caller(), false).unwrap();
+        self.namespace.handles().release(open.fh).unwrap();
     }
 
     /// Seals a closed file as the node loop does.
     fn seal(&self, node: NodeId) -> (FileId, SealNumber) {
-        let ticket = self.namespace.begin_seal(node).unwrap();
+        let ticket = self.namespace.seals().begin_seal(node).unwrap();
         let sums = crate::chunk::hash(&ticket.backing.map().unwrap(), 1);
-        self.namespace.finish_seal(&ticket, sums.crc, sums.chunks).unwrap();
+        self.namespace.seals().finish_seal(&ticket, sums.crc, sums.chunks).unwrap();
         (ticket.file, ticket.seal)
     }
 
@@ -169,7 +169,7 @@ impl Node {
     }
 
     fn copy_bytes(&self, file: FileId, seal: SealNumber) -> Vec<u8> {
-        let pin = self.namespace.pin_copy(file, seal).unwrap();
+        let pin = self.namespace.peer_copies().pin_copy(file, seal).unwrap();
         pin.backing.map().unwrap().to_vec()
     }
 }
@@ -214,7 +214,7 @@ fn fault(on: Operation, when: When, what: What) -> Fault {
 }
 
 fn damage(node: &Node, id: NodeId, offset: u64) {
-    let path = node.namespace.host_path(id).unwrap();
+    let path = node.namespace.nodes().host_path(id).unwrap();
     let file = File::options().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, offset).unwrap();
@@ -260,13 +260,13 @@ async fn a_file_is_sent_while_it_grows_and_what_changed_since_is_sent_again() {
         "the changed chunk and the end"
     );
     assert!(partner.copy_bytes(file, seal) == bytes);
-    let copy = partner.namespace.copy(file, seal).unwrap();
+    let copy = partner.namespace.peer_copies().copy(file, seal).unwrap();
     assert_eq!((copy.meta.home.as_str(), copy.meta.path.as_slice()), ("a", &b"step1.pt"[..]));
     assert_eq!((copy.meta.uid, copy.meta.gid, copy.meta.mode), (7, 8, 0o640));
     assert_eq!(copy.meta.facts, b"STEP1.PT");
-    assert_eq!(partner.namespace.copies_usage().files, 1);
-    assert!(partner.namespace.copies_usage().bytes >= bytes.len() as u64);
-    assert!(partner.namespace.views_below(b"").is_empty(), "nobody sees it in the tree");
+    assert_eq!(partner.namespace.peer_copies().copies_usage().files, 1);
+    assert!(partner.namespace.peer_copies().copies_usage().bytes >= bytes.len() as u64);
+    assert!(partner.namespace.nodes().views_below(b"").is_empty(), "nobody sees it in the tree");
     let counts =
         (partner.metrics.replica_received_bytes.get(), home.metrics.replica_acknowledged_files.get());
     assert_eq!(counts, (bytes.len() as u64, 1));
@@ -280,11 +280,11 @@ async fn small_and_empty_files_are_one_message_each_and_keep_their_attributes() 
     for (name, len) in [("empty", 0), ("tracker", 20), ("most", 256 << 10)] {
         let bytes = noise(len, 2);
         let (node, file, seal) = home.save(name, &bytes);
-        home.namespace.setxattr(node, b"user.who", b"me", 0, &caller()).unwrap();
+        home.namespace.xattrs().setxattr(node, b"user.who", b"me", 0, &caller()).unwrap();
         running.replicator.look_at_node(node, Priority::Base);
         running.acknowledged(file, seal, 1).await;
         assert!(partner.copy_bytes(file, seal) == bytes);
-        let meta = partner.namespace.copy(file, seal).unwrap().meta;
+        let meta = partner.namespace.peer_copies().copy(file, seal).unwrap().meta;
         assert_eq!(meta.xattrs, [(b"user.who".to_vec(), b"me".to_vec())]);
     }
     assert_eq!(home.metrics.replica_sent_bytes.get(), 20 + (256 << 10));
@@ -347,8 +347,8 @@ async fn a_partner_without_room_is_waited_for_and_named() {
         running.replicator.behind().iter().any(|b| b.why.as_deref().is_some_and(no_room))
     })
     .await;
-    assert!(partner.namespace.view(full).unwrap().host, "what is only there does not give way");
-    partner.namespace.unlink(&caller(), ROOT, b"own.pt").unwrap();
+    assert!(partner.namespace.nodes().view(full).unwrap().host, "what is only there does not give way");
+    partner.namespace.names().unlink(&caller(), ROOT, b"own.pt").unwrap();
     partner.namespace.forget(full, 1);
     running.acknowledged(file, seal, 1).await;
     assert!(partner.copy_bytes(file, seal) == bytes);
@@ -367,13 +367,13 @@ async fn copies_outlive_their_holders_daemon_and_are_looked_at_before_they_are_c
         running.acknowledged(file, seal, 1).await;
         files.push((node, file, seal, bytes));
     }
-    let before = partner.namespace.copies();
+    let before = partner.namespace.peer_copies().all();
     let partner = partner.restarted(&network);
-    let mut after = partner.namespace.copies();
+    let mut after = partner.namespace.peer_copies().all();
     assert!(after.iter().all(|copy| copy.unverified));
     after.iter_mut().for_each(|copy| copy.unverified = false);
     assert_eq!(after, before);
-    damage(&partner, partner.namespace.copy_of(files[1].1, files[1].2).unwrap(), 3);
+    damage(&partner, partner.namespace.peer_copies().copy_of(files[1].1, files[1].2).unwrap(), 3);
     // Another daemon of the home asks for the copies: no good copy is sent again.
     drop(running);
     let sent = home.metrics.replica_sent_bytes.get();
@@ -402,11 +402,11 @@ async fn a_partner_that_has_the_same_bytes_keeps_them_and_is_sent_nothing() {
     assert_eq!(home.metrics.replica_sent_bytes.get(), 0);
     assert_eq!(partner.metrics.replica_spared_bytes.get(), bytes.len() as u64);
     assert_eq!(partner.tier1.usage().files_bytes, used, "nothing is held twice");
-    let usage = partner.namespace.copies_usage();
+    let usage = partner.namespace.peer_copies().copies_usage();
     assert!(usage.bytes == 0 && usage.shared_bytes >= bytes.len() as u64, "{usage:?}");
     // A program that writes the twin writes bytes of its own, also after a restart.
     let partner = partner.restarted(&network);
-    partner.namespace.verified(partner.namespace.view(twin).unwrap().file, SealNumber(1));
+    partner.namespace.seals().verified(partner.namespace.nodes().view(twin).unwrap().file, SealNumber(1));
     let OpenOutcome::Ready(open) = partner.namespace.open(&caller(), twin, O_RDWR).unwrap() else {
         panic!("cold")
     };
@@ -430,15 +430,15 @@ async fn a_copy_that_its_holder_gave_up_is_withdrawn_and_made_again() {
     running.replicator.look_at_node(node, Priority::Base);
     running.acknowledged(file, seal, 1).await;
     let holder = &partner.namespace;
-    holder.make_room(1 << 30);
-    assert!(holder.copy_of(file, seal).is_some(), "no object is noted of it");
+    holder.room().make_room(1 << 30);
+    assert!(holder.peer_copies().copy_of(file, seal).is_some(), "no object is noted of it");
     let object = || ObjectCopy { key: "k".to_owned(), size_bytes: bytes.len() as u64, encoding: None };
-    assert!(holder.note_copy_object(file, seal, object()));
-    holder.make_room(1 << 30);
-    assert!(holder.copy_of(file, seal).is_some(), "its class says never");
-    holder.set_copy_reclaim(file, seal, ReclaimClass::BelowWatermark);
-    assert_eq!(holder.make_room(1 << 30), bytes.len() as u64);
-    assert!(holder.copy_of(file, seal).is_none() && holder.copies().is_empty());
+    assert!(holder.peer_copies().note_copy_object(file, seal, object()));
+    holder.room().make_room(1 << 30);
+    assert!(holder.peer_copies().copy_of(file, seal).is_some(), "its class says never");
+    holder.peer_copies().set_copy_reclaim(file, seal, ReclaimClass::BelowWatermark);
+    assert_eq!(holder.room().make_room(1 << 30), bytes.len() as u64);
+    assert!(holder.peer_copies().copy_of(file, seal).is_none() && holder.peer_copies().all().is_empty());
     assert_eq!(running.replicator.holders(file, seal), ["b"], "nobody has been told yet");
     // At first the home's address is unknown.
     partner.receiver.tell_withdrawn(|_| None).await;
@@ -450,10 +450,11 @@ async fn a_copy_that_its_holder_gave_up_is_withdrawn_and_made_again() {
 
     // If the home knows, too, that Tier-3 has the bytes, a new copy would only take another copy's place.
     assert!(
-        home.namespace.note_object(file, seal, object()) && holder.note_copy_object(file, seal, object())
+        home.namespace.hosts().note_object(file, seal, object())
+            && holder.peer_copies().note_copy_object(file, seal, object())
     );
-    holder.set_copy_reclaim(file, seal, ReclaimClass::BelowWatermark);
-    assert_eq!(holder.make_room(1 << 30), bytes.len() as u64);
+    holder.peer_copies().set_copy_reclaim(file, seal, ReclaimClass::BelowWatermark);
+    assert_eq!(holder.room().make_room(1 << 30), bytes.len() as u64);
     partner.receiver.tell_withdrawn(|_| Some(to.clone())).await;
     until("the withdrawal counts", || home.metrics.replica_withdrawn_files.get() == 2).await;
     for _ in 0..10 {
@@ -461,8 +462,8 @@ async fn a_copy_that_its_holder_gave_up_is_withdrawn_and_made_again() {
         until("it was looked at", || running.replicator.board_is_read()).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(holder.copies().is_empty() && running.replicator.behind().is_empty());
-    home.namespace.forget_object(file, seal);
+    assert!(holder.peer_copies().all().is_empty() && running.replicator.behind().is_empty());
+    home.namespace.hosts().forget_object(file, seal);
     running.replicator.look_at_node(node, Priority::Base);
     running.acknowledged(file, seal, 1).await;
 }
@@ -487,9 +488,9 @@ async fn partners_change_and_copies_of_a_lost_memory_are_not_believed_in() {
     running.acknowledged(file, seal, 1).await;
     assert_eq!(running.replicator.holders(file, seal), ["c"]);
     running.replicator.release(file, seal);
-    until("the holder hears that it is not wanted", || c.namespace.copies().is_empty()).await;
+    until("the holder hears that it is not wanted", || c.namespace.peer_copies().all().is_empty()).await;
     assert!(running.replicator.holders(file, seal).is_empty());
-    assert_eq!(b.namespace.copies().len(), 1, "it is no partner, and was not asked");
+    assert_eq!(b.namespace.peer_copies().all().len(), 1, "it is no partner, and was not asked");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -512,11 +513,12 @@ async fn an_earlier_seal_s_copy_is_given_up_once_there_is_one_of_the_next() {
     running.replicator.look_at_node(node, Priority::Base);
     running.acknowledged(file, next, 1).await;
     assert!(partner.copy_bytes(file, next) == second);
-    until("the earlier one is given up", || partner.namespace.copy_of(file, seal).is_none()).await;
+    until("the earlier one is given up", || partner.namespace.peer_copies().copy_of(file, seal).is_none())
+        .await;
     // The last copy goes with the file.
-    home.namespace.unlink(&caller(), ROOT, b"latest.pt").unwrap();
+    home.namespace.names().unlink(&caller(), ROOT, b"latest.pt").unwrap();
     running.replicator.look_at_node(node, Priority::Base);
-    until("nothing is left of it", || partner.namespace.copy_of(file, next).is_none()).await;
+    until("nothing is left of it", || partner.namespace.peer_copies().copy_of(file, next).is_none()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -535,7 +537,7 @@ async fn a_peer_that_says_nonsense_is_refused_and_only_a_home_drops_its_copies()
     let drop_it =
         tidemark_protocol::replication::encode(&tidemark_protocol::replication::Request::Drop { file, seal });
     stranger.link.call(&partner.address(), drop_it.unwrap().into(), PATIENCE).await.unwrap();
-    assert!(partner.namespace.copy_of(file, seal).is_some());
+    assert!(partner.namespace.peer_copies().copy_of(file, seal).is_some());
 }
 
 /// The nodes that a test asks, and those found bad.
@@ -564,7 +566,7 @@ async fn restored(
     whom: Vec<Address>,
 ) -> (Result<Vec<u8>, PeerError>, Vec<(String, u64)>) {
     let ask = Arc::new(Ask { whom, link: Arc::clone(&reader.link) as _, bad: Mutex::default() });
-    let landing = reader.namespace.backing_for(Some(plan.size_bytes)).unwrap();
+    let landing = reader.namespace.room().backing_for(Some(plan.size_bytes)).unwrap();
     let suppliers: Arc<dyn Suppliers> = Arc::clone(&ask) as _;
     let fetched = fetch_from_peers(&suppliers, plan, Arc::clone(&landing), Arc::clone(&reader.metrics)).await;
     let bad = ask.bad.lock().unwrap().clone();
@@ -585,7 +587,7 @@ async fn a_lost_nodes_file_comes_from_its_copies_and_bad_ones_are_passed_over_an
     let (node, file, seal) = home.save("step1.pt", &bytes);
     running.replicator.look_at_node(node, Priority::Base);
     running.acknowledged(file, seal, 2).await;
-    let FileState::Sealed { chunks, .. } = home.namespace.view(node).unwrap().state else {
+    let FileState::Sealed { chunks, .. } = home.namespace.nodes().view(node).unwrap().state else {
         panic!("not sealed")
     };
     let plan = PeerPlan { path: "step1.pt".to_owned(), file, seal, size_bytes: bytes.len() as u64, chunks };
@@ -596,12 +598,15 @@ async fn a_lost_nodes_file_comes_from_its_copies_and_bad_ones_are_passed_over_an
     assert!(good.unwrap() == bytes && bad.is_empty());
     assert_eq!(reader.metrics.fetch_peer_bytes.get(), bytes.len() as u64);
 
-    damage(&b, b.namespace.copy_of(file, seal).unwrap(), CHUNK_BYTES + 4);
+    damage(&b, b.namespace.peer_copies().copy_of(file, seal).unwrap(), CHUNK_BYTES + 4);
     // Asked alone, the node shows its bad chunk; with the other beside it the file is whole.
     let (none, bad) = restored(&reader, plan.clone(), vec![b.address()]).await;
     assert!(matches!(none, Err(PeerError::Lacking { left: 1, chunks: 4, .. })), "{none:?}");
     assert_eq!(bad, [("b".to_owned(), 1)]);
-    assert!(b.namespace.copy(file, seal).is_none(), "it was told, looked again, and gave the copy up");
+    assert!(
+        b.namespace.peer_copies().copy(file, seal).is_none(),
+        "it was told, looked again, and gave the copy up"
+    );
     for _ in 0..3 {
         let (good, bad) = restored(&reader, plan.clone(), both.clone()).await;
         assert!(good.unwrap() == bytes);
@@ -620,12 +625,12 @@ async fn a_restore_that_is_given_up_lets_go_of_the_memory_that_it_was_for() {
     let (source, reader) = (Node::new(&network, "a", 96 << 20), Node::new(&network, "r", 96 << 20));
     let bytes = noise(CHUNK + 3, 18);
     let (node, file, seal) = source.save("step1.pt", &bytes);
-    let FileState::Sealed { chunks, .. } = source.namespace.view(node).unwrap().state else {
+    let FileState::Sealed { chunks, .. } = source.namespace.nodes().view(node).unwrap().state else {
         panic!("not sealed")
     };
     let plan = PeerPlan { path: "step1.pt".to_owned(), file, seal, size_bytes: bytes.len() as u64, chunks };
     reader.link.set(vec![fault(Operation::Pull, When::Always, What::Delay { delay_ms: 600_000 })]);
-    let landing = reader.namespace.backing_for(Some(plan.size_bytes)).unwrap();
+    let landing = reader.namespace.room().backing_for(Some(plan.size_bytes)).unwrap();
     let link = Arc::clone(&reader.link) as _;
     let suppliers: Arc<dyn Suppliers> =
         Arc::new(Ask { whom: vec![source.address()], link, bad: Mutex::default() });
@@ -640,7 +645,7 @@ async fn bytes_that_are_being_brought_elsewhere_are_waited_for() {
     let (source, reader) = (Node::new(&network, "a", 96 << 20), Node::new(&network, "r", 96 << 20));
     let bytes = noise(CHUNK + 3, 17);
     let (node, file, seal) = source.save("step1.pt", &bytes);
-    let FileState::Sealed { chunks, .. } = source.namespace.view(node).unwrap().state else {
+    let FileState::Sealed { chunks, .. } = source.namespace.nodes().view(node).unwrap().state else {
         panic!("not sealed")
     };
     let plan = PeerPlan { path: "step1.pt".to_owned(), file, seal, size_bytes: bytes.len() as u64, chunks };
@@ -665,7 +670,8 @@ async fn a_cold_file_is_hot_at_once_where_its_copy_lies() {
     let running = home.replicator(vec![partner.address()]);
     let bytes = noise(CHUNK + 3, 16);
     let (node, file, seal) = home.save("step1.pt", &bytes);
-    let FileState::Sealed { crc, chunks, size_bytes, .. } = home.namespace.view(node).unwrap().state else {
+    let FileState::Sealed { crc, chunks, size_bytes, .. } = home.namespace.nodes().view(node).unwrap().state
+    else {
         panic!()
     };
     let entry = tidemark_namespace::AdoptEntry {
@@ -677,16 +683,16 @@ async fn a_cold_file_is_hot_at_once_where_its_copy_lies() {
         mtime_ns: 3,
         xattrs: Vec::new(),
     };
-    let there = partner.namespace.adopt(&entry).unwrap();
-    assert!(partner.namespace.cold(there).is_some());
+    let there = partner.namespace.adoption().adopt(&entry).unwrap();
+    assert!(partner.namespace.hosts().cold(there).is_some());
     running.replicator.look_at_node(node, Priority::Base);
     running.acknowledged(file, seal, 1).await;
-    assert!(partner.namespace.cold(there).is_none(), "the copy's bytes are the file's");
+    assert!(partner.namespace.hosts().cold(there).is_none(), "the copy's bytes are the file's");
     let OpenOutcome::Ready(open) = partner.namespace.open(&caller(), there, O_RDWR).unwrap() else {
         panic!()
     };
     open.backing.write_at(b"mine now", 0).unwrap();
     partner.close(&open);
     assert!(partner.copy_bytes(file, seal) == bytes, "a user's write leaves the copy alone");
-    assert!(partner.namespace.take_withdrawn_copies().is_empty());
+    assert!(partner.namespace.peer_copies().take_withdrawn_copies().is_empty());
 }

@@ -1,19 +1,30 @@
 //! Backing files for bytes that are to be written, and the room for them.
 //!
-//! Owns: which of memory and spill a file gets, and that others give way once for it. Does not own: who gives way (`reclaim`), waiting
+//! Owns: which of memory and spill a file gets, that others give way once for it, statfs. Does not own: who gives way (`reclaim`), waiting
 //! (`room`), the memory (`tier1`).
 
+use super::FsError;
+use super::Room;
+use super::Statfs;
+use super::guarded::Guarded;
 use super::handle::OpenFile;
 use super::reclaim::Place;
-use super::{FsError, Namespace};
 use std::sync::Arc;
 use tidemark_protocol::error::ErrorKind;
-use tidemark_tier1::{Backing, Tier1Error};
+use tidemark_tier1::{Backing, Tier1, Tier1Error};
 
 /// Room made for a file of unknown size: what a backing file begins with.
 const UNKNOWN_SIZE_ROOM_BYTES: u64 = 2 << 20;
 
-impl Namespace {
+/// Memory for bytes that are to be written.
+#[derive(Debug, Clone, Copy)]
+pub struct HostRoom<'a> {
+    pub(super) state: &'a Guarded,
+    pub(super) tier1: &'a Arc<Tier1>,
+    pub(super) waits: &'a Room,
+}
+
+impl<'a> HostRoom<'a> {
     /// A backing file from the pool; makes room once when there is none.
     pub(super) fn new_backing(&self, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, FsError> {
         Ok(self.backing_for(predicted_bytes)?)
@@ -22,7 +33,7 @@ impl Namespace {
     /// A backing file in memory, for which others give way; else in the spill, where there is one.
     ///
     /// # Errors
-    /// [`Tier1Error::NoSpace`], [`Tier1Error::SpillFull`] when neither has room now: see [`Namespace::room_wait`].
+    /// [`Tier1Error::NoSpace`], [`Tier1Error::SpillFull`] when neither has room now: see [`HostRoom::room_wait`].
     pub fn backing_for(&self, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, Tier1Error> {
         self.backing_from(predicted_bytes, |bytes| self.make_room(bytes))
     }
@@ -30,7 +41,7 @@ impl Namespace {
     /// The same for a prefetch, for which nothing that was prefetched gives way.
     ///
     /// # Errors
-    /// As [`Namespace::backing_for`].
+    /// As [`HostRoom::backing_for`].
     pub fn backing_for_prefetch(&self, size_bytes: u64) -> Result<Arc<Backing>, Tier1Error> {
         self.backing_from(Some(size_bytes), |bytes| self.make_room_gently(bytes))
     }
@@ -97,6 +108,22 @@ impl Namespace {
                 Ok(backing.set_len(new_bytes)?)
             }
             set => set,
+        }
+    }
+
+    /// Tier-1's budget with the spill's, and how many more nodes the journal can hold.
+    pub fn statfs(&self) -> Statfs {
+        let usage = self.tier1.usage();
+        let (nodes, weight) =
+            self.state.look(|state| (state.tree.nodes.len() as u64, state.tree.weight_bytes));
+        let spill = self.tier1.spill_usage();
+        let (spill_bytes, spill_free) =
+            spill.map_or((0, 0), |spill| (spill.size_bytes, spill.available_bytes));
+        Statfs {
+            size_bytes: usage.size_bytes + spill_bytes,
+            free_bytes: usage.size_bytes.saturating_sub(usage.used_bytes) + spill_free,
+            nodes,
+            nodes_free: self.state.weight_limit().saturating_sub(weight) / 400,
         }
     }
 }
