@@ -55,7 +55,7 @@ impl Mirror<'_> {
                     state.give_name(node, name, now_ns)?;
                 }
                 let gone = state.tree.unlink(directory, &name_of(node), now_ns)?;
-                state.mark(gone);
+                state.tree.mark(gone);
                 state.forsake(gone);
             }
             Ok(())
@@ -83,7 +83,7 @@ impl State {
         }
         let directory = self.make_hidden(&place(), now_ns)?;
         let (moved, _) = self.tree.rename(from, (directory, &name_of(node)), true, now_ns)?;
-        self.mark(moved);
+        self.tree.mark(moved);
         Ok(true)
     }
 
@@ -92,7 +92,7 @@ impl State {
         let Ok(directory) = self.tree.resolve(&place()) else { return Ok(()) };
         if self.tree.child(directory, &name_of(node)) == Ok(node) {
             self.tree.unlink(directory, &name_of(node), now_ns)?;
-            self.mark(node);
+            self.tree.mark(node);
         }
         Ok(())
     }

@@ -58,12 +58,12 @@ impl State {
         let target = self.tree.node_mut(node)?;
         target.attributes_were_set(now_ns);
         if self.outgoing.is_some() {
-            for (parent, name) in self.names_of(node) {
+            for (parent, name) in self.tree.names_of(node) {
                 self.note_name(parent, &name);
             }
         }
         self.tree.touched.node(node);
-        self.mark(node);
+        self.tree.mark(node);
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl State {
         }
         self.tree.touched.xattrs.extend(xattrs_changed);
         self.tree.touched.node(id);
-        self.mark(id);
+        self.tree.mark(id);
         Ok(())
     }
 }

@@ -170,7 +170,7 @@ impl CatalogTree<'_> {
             if anew {
                 removed.unkept.clone_from(&removed.order);
             }
-            state.unkept = Some(state.tree.nodes.keys().copied().collect());
+            state.tree.collect_unkept();
             true
         });
         if !is_catalog {
@@ -181,7 +181,7 @@ impl CatalogTree<'_> {
 
     /// Nobody keeps this tree any more.
     pub fn collect_no_more(&self) {
-        self.state.look(|state| state.unkept = None);
+        self.state.look(|state| state.tree.changes.keep_no_more());
         self.fates.lock().expect(super::UNPOISONED).unkept = None;
     }
 
@@ -203,7 +203,7 @@ impl CatalogTree<'_> {
             let mut bytes = 0;
             while told.nodes.len() + told.gone.len() < most
                 && bytes < bytes_most
-                && let Some(id) = state.unkept.as_mut().and_then(BTreeSet::pop_first)
+                && let Some(id) = state.tree.changes.pop_unkept()
             {
                 match state.unkept_node(id) {
                     _ if id == ROOT => {}
@@ -217,7 +217,7 @@ impl CatalogTree<'_> {
             if let Some(removed) = &mut state.removed {
                 told.removed = removed.unkept.drain(..).collect();
             }
-            told.all = state.unkept.as_ref().is_none_or(BTreeSet::is_empty);
+            told.all = !state.tree.changes.has_unkept();
             // In one hold: what is told of the tree is what came of these operations.
             if told.all {
                 told.publication = state.publish_to_keeper();

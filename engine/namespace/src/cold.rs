@@ -152,7 +152,7 @@ impl HostCopies<'_> {
             rebase(state.tree.node_mut(node)?, size_bytes)?;
             state.candidates.extend(key.reclaimable());
             state.tree.touched.node(node);
-            state.mark(node);
+            state.tree.mark(node);
             state.woken = true;
             Ok(())
         })
@@ -170,7 +170,7 @@ impl HostCopies<'_> {
             is_doubted
         });
         self.state.for_each_node(|state, id| {
-            if let Ok(file) = state.file_mut(id) {
+            if let Ok(file) = state.tree.file_mut(id) {
                 file.unverified |= file.lies_in(number) && file.fate.seal().is_some();
             }
         });
@@ -199,7 +199,7 @@ impl HostCopies<'_> {
             state.trash.extend(bad);
             rebase(state.tree.node_mut(node)?, size_bytes)?;
             state.tree.touched.node(node);
-            state.mark(node);
+            state.tree.mark(node);
             Ok(())
         })
     }
@@ -221,7 +221,7 @@ impl HostCopies<'_> {
             state.candidates.remove(&key);
             state.trash.extend(bad);
             state.tree.touched.node(node);
-            state.mark(node);
+            state.tree.mark(node);
             state.withdraw_copy(node, "it was found bad, and there was no other to replace it with");
             Ok(())
         })
@@ -230,7 +230,7 @@ impl HostCopies<'_> {
     /// What is here of a file gives way last for so long, and to no prefetch: somebody is about to open it.
     pub fn hold_prefetched(&self, node: NodeId, hold: Duration) {
         self.state.look(|state| {
-            if let Ok(file) = state.file_mut(node)
+            if let Ok(file) = state.tree.file_mut(node)
                 && file.backing.is_some()
             {
                 file.prefetched_until = Some(Instant::now() + hold);
@@ -307,7 +307,7 @@ impl State {
                     None => self.tree.resolve(to)?,
                     Some(file) => self
                         .node_of(file, own)
-                        .filter(|node| self.is_reachable(*node))
+                        .filter(|node| self.tree.is_reachable(*node))
                         .ok_or(FsError::NotFound)?,
                 };
                 let parent = self.make_parents_of_link(node, &parts, entry)?;
@@ -344,9 +344,9 @@ impl State {
                 // One that was removed may still wait for the kernel to forget it: nobody can reach that.
                 let known = self.node_of(file, own);
                 let mut taken = false;
-                if let Some(known) = known.filter(|known| self.is_reachable(*known)) {
+                if let Some(known) = known.filter(|known| self.tree.is_reachable(*known)) {
                     // Hard links of one file in two checkpoints: each lists one of its names.
-                    if self.holds(known, file, seal) {
+                    if self.tree.holds(known, file, seal) {
                         let parent = self.make_parents(&parts, entry)?;
                         return self.adopt_link(known, parent, name);
                     }
@@ -367,7 +367,7 @@ impl State {
                 adopted.object = object.clone().map(|object| Box::new((seal, object)));
                 let parent = self.make_parents(&parts, entry)?;
                 let id = self.adopt_node(parent, name, entry, Body::File(Box::new(adopted)))?;
-                let made = self.file_mut(id)?;
+                let made = self.tree.file_mut(id)?;
                 made.generation = Generation(id);
                 if taken {
                     made.id = FileId { incarnation: own, counter: FileCounter(id) };
@@ -390,13 +390,13 @@ impl State {
         node.xattrs.clone_from(&xattrs);
         self.tree.touched.xattrs.extend(names);
         self.tree.touched.node(id);
-        self.mark(id);
+        self.tree.mark(id);
         Ok(id)
     }
 
     /// The file of `node`, while it is this one and its last seal is this one.
     fn file_at(&mut self, node: NodeId, file: FileId, seal: SealNumber) -> Result<&mut File, FsError> {
-        let found = self.file_mut(node)?;
+        let found = self.tree.file_mut(node)?;
         if found.id != file || found.fate.last_seal() != seal { Err(FsError::Stale) } else { Ok(found) }
     }
 
@@ -455,7 +455,7 @@ impl State {
     fn adopt_link(&mut self, node: NodeId, parent: NodeId, name: &[u8]) -> Result<NodeId, FsError> {
         let ctime_ns = self.tree.node(node)?.ctime_ns;
         self.keeping_times(parent, |state| state.tree.link(node, parent, name, ctime_ns))?;
-        self.mark(node);
+        self.tree.mark(node);
         Ok(node)
     }
 

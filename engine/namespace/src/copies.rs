@@ -140,7 +140,7 @@ impl PeerCopies<'_> {
         let own = self.state.incarnation;
         self.keep_as(copy, |state| {
             let node = state.sealed_node(alike, own).ok_or(FsError::Stale)?;
-            let file = state.file_mut(node)?;
+            let file = state.tree.file_mut(node)?;
             let sealed =
                 file.fate.seal().filter(|seal| seal.crc == copy.crc && seal.size_bytes == copy.size_bytes);
             let backing =
@@ -201,7 +201,7 @@ impl PeerCopies<'_> {
             let kept = KeptCopy { file: copy.file, seal: copy.seal, meta: copy.meta.clone(), sharing };
             state.copies.kept.insert(id, kept);
             state.warm_by_copy(id, self.state.incarnation);
-            state.mark(id);
+            state.tree.mark(id);
             Ok(id)
         })
     }
@@ -390,7 +390,7 @@ impl State {
             let is_sealed = found.fate.seal().is_some_and(|sealed| sealed.number == seal);
             let mut sharing = Vec::new();
             for other in here.and_then(|number| sharers.get(&number)).into_iter().flatten() {
-                sharing.extend(self.file_mut(*other).map(File::hold));
+                sharing.extend(self.tree.file_mut(*other).map(File::hold));
             }
             self.copies.by_seal.insert((file, seal), id);
             self.copies.kept.insert(id, KeptCopy { file, seal, meta, sharing });
@@ -418,7 +418,7 @@ impl State {
 
     /// The node that holds these sealed bytes: a file of the tree, or a copy by its own identity.
     fn sealed_node(&self, (file, seal): (FileId, SealNumber), own: Incarnation) -> Option<NodeId> {
-        self.node_of(file, own).filter(|node| self.holds(*node, file, seal))
+        self.node_of(file, own).filter(|node| self.tree.holds(*node, file, seal))
     }
 
     /// The COLD file that a copy is of gets its bytes.
@@ -430,7 +430,7 @@ impl State {
             return false;
         };
         let Some(node) = self.node_of(id, own) else { return false };
-        let Ok(file) = self.file_mut(node) else { return false };
+        let Ok(file) = self.tree.file_mut(node) else { return false };
         let same = file.fate.seal().is_some_and(|found| found.number == seal);
         if file.backing.is_some() || file.busy || !same {
             return false;
@@ -447,7 +447,7 @@ impl State {
         self.candidates.extend(key.reclaimable());
         self.copies.kept.entry(copy).and_modify(|kept| kept.sharing.push(hold));
         self.tree.touched.node(node);
-        self.mark(node);
+        self.tree.mark(node);
         self.woken = true;
         true
     }
@@ -473,7 +473,7 @@ impl State {
             let now_ns = self.tree.node(link.parent).map_or(0, |parent| parent.mtime_ns);
             self.tree.detach(link, now_ns);
         }
-        self.mark(node);
+        self.tree.mark(node);
         self.forsake(node);
         Some(kept)
     }

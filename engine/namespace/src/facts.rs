@@ -32,7 +32,7 @@ impl State {
         facts: &FileFacts,
         home: Incarnation,
     ) -> Result<(), FsError> {
-        let file = self.file_mut(id)?;
+        let file = self.tree.file_mut(id)?;
         let before = Candidate::of(id, file);
         let was = file.fate.seal().map(|seal| seal.number);
         let sealed = facts.sealed();
@@ -91,7 +91,7 @@ impl State {
         }
         self.woken = true;
         self.tree.touched.node(id);
-        self.mark(id);
+        self.tree.mark(id);
         Ok(())
     }
 }

@@ -81,10 +81,10 @@ impl Guarded {
         state.watching += 1;
         let (mut state, _) = self
             .dirtied
-            .wait_timeout_while(state, timeout, |state| state.dirty.is_empty())
+            .wait_timeout_while(state, timeout, |state| !state.tree.changes.has_dirty())
             .expect(UNPOISONED);
         state.watching -= 1;
-        !state.dirty.is_empty()
+        state.tree.changes.has_dirty()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -104,9 +104,9 @@ impl Guarded {
         state.note_touched();
         let journals = !state.pending.is_empty();
         let woken = std::mem::take(&mut state.woken) && state.waiting > 0;
-        let dirty = state.watching > 0 && !state.dirty.is_empty();
+        let dirty = state.watching > 0 && state.tree.changes.has_dirty();
         let tells = state.tells();
-        let is_unkept = state.unkept.as_ref().is_some_and(|unkept| !unkept.is_empty());
+        let is_unkept = state.tree.changes.has_unkept();
         let trash = std::mem::take(&mut state.trash);
         let lost_names = std::mem::take(&mut state.lost_names);
         drop(state);

@@ -119,10 +119,10 @@ impl State {
         writable: bool,
         now_ns: i64,
     ) -> Result<OpenFile, FsError> {
-        if writable && self.file_mut(node)?.fate.writers() == 0 {
+        if writable && self.tree.file_mut(node)?.fate.writers() == 0 {
             measure_writer(self.tree.node_mut(node)?, now_ns)?;
         }
-        let file = self.file_mut(node)?;
+        let file = self.tree.file_mut(node)?;
         let backing = Arc::clone(file.backing.as_ref().ok_or(FsError::Stale)?);
         file.opens += 1;
         file.kept_until = None;
@@ -134,7 +134,7 @@ impl State {
             file.happens(FileEvent::WriterOpened);
             file.changes += 1;
             self.tree.touched.node(node);
-            self.mark(node);
+            self.tree.mark(node);
         }
         self.handles.last += 1;
         let fh = self.handles.last;
@@ -275,7 +275,7 @@ impl HandleCalls<'_> {
                     }
                 }
             }
-            let file = state.file_mut(handle.node)?;
+            let file = state.tree.file_mut(handle.node)?;
             if handle.writable {
                 let cut = handle.closing != Closing::Closed;
                 file.happens(FileEvent::WriterReleased { cut });
@@ -289,7 +289,7 @@ impl HandleCalls<'_> {
                         backing.end_growth();
                         closed = Some(Arc::clone(backing));
                     }
-                    state.mark(handle.node);
+                    state.tree.mark(handle.node);
                 }
                 // The other writers do not mend what was cut, nor does a daemon that takes them over.
                 state.tree.touched.node(handle.node);

@@ -144,11 +144,11 @@ impl HiddenNames<'_> {
         written.and(released)?;
         self.drop_torn(path)?;
         self.state.change(|state| {
-            let to = state.split(path.as_bytes())?;
+            let to = state.tree.split(path.as_bytes())?;
             state.move_name(path.as_bytes(), &torn_path(path), now_ns)?;
             state.keeping_times(to.0, |state| {
                 let (new, _) = state.tree.rename((parent, NEW), to, true, now_ns)?;
-                state.renamed(new, now_ns);
+                state.tree.renamed(new, now_ns);
                 Ok(())
             })
         })?;
@@ -187,7 +187,7 @@ impl HiddenNames<'_> {
         loop {
             let done = self.state.change(|state| {
                 for _ in 0..REMOVED_AT_ONCE {
-                    let Ok((parent, name)) = state.split(path) else { return Ok(true) };
+                    let Ok((parent, name)) = state.tree.split(path) else { return Ok(true) };
                     let Ok(top) = state.tree.child(parent, name) else { return Ok(true) };
                     let (mut at, mut entry) = (top, (parent, name.to_vec()));
                     while let Some((name, below)) = state.first_entry(at) {
@@ -199,7 +199,7 @@ impl HiddenNames<'_> {
                     } else {
                         state.tree.unlink(entry.0, &entry.1, now_ns)?
                     };
-                    state.mark(gone);
+                    state.tree.mark(gone);
                     state.forsake(gone);
                 }
                 Ok(false)
@@ -213,7 +213,7 @@ impl HiddenNames<'_> {
     /// The kernel remembers names for a while.
     fn tell_gone(&self, path: &[u8]) {
         let Some(told) = self.state.withdrawn.get() else { return };
-        if let Ok((parent, name)) = self.state.look(|state| state.split(path)) {
+        if let Ok((parent, name)) = self.state.look(|state| state.tree.split(path)) {
             told(parent, name, None);
         }
     }
@@ -235,29 +235,21 @@ fn write_all(open: &OpenFile, bytes: &[u8]) -> Result<(), FsError> {
 
 impl State {
     fn move_name(&mut self, from: &[u8], to: &[u8], now_ns: i64) -> Result<(), FsError> {
-        let (from_parent, from_name) = self.split(from)?;
+        let (from_parent, from_name) = self.tree.split(from)?;
         self.tree.entry(from_parent, from_name)?;
         if let (true, Some(at)) = (is_hidden(to), to.iter().rposition(|byte| *byte == b'/')) {
             self.make_hidden(&to[..at], now_ns)?;
         }
-        let to = self.split(to)?;
+        let to = self.tree.split(to)?;
         self.keeping_times(from_parent, |state| {
             state.keeping_times(to.0, |state| {
                 // Not as if the job had renamed it: that would vouch for its bytes.
                 let (moved, _) = state.tree.rename((from_parent, from_name), to, true, now_ns)?;
                 state.tree.touched.node(moved);
-                state.mark(moved);
+                state.tree.mark(moved);
                 Ok(())
             })
         })
-    }
-
-    /// The directory and the name of a path.
-    pub(super) fn split<'a>(&self, path: &'a [u8]) -> Result<(NodeId, &'a [u8]), FsError> {
-        match path.iter().rposition(|byte| *byte == b'/') {
-            Some(at) => Ok((self.tree.resolve(&path[..at])?, &path[at + 1..])),
-            None => Ok((ROOT, path)),
-        }
     }
 
     /// Whether every name of a node is out of sight.
@@ -294,9 +286,9 @@ impl State {
         self.tree.touched.writers.push(id);
         self.tree.move_names(old, id);
         // Its bytes are the new node's.
-        self.file_mut(old)?.backing = None;
-        self.mark(old);
-        self.mark(id);
+        self.tree.file_mut(old)?.backing = None;
+        self.tree.mark(old);
+        self.tree.mark(id);
         self.forsake(old);
         Ok(id)
     }

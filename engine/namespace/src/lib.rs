@@ -19,6 +19,7 @@ mod attributes;
 mod begun;
 mod carried;
 mod catalog;
+mod changes;
 mod cold;
 mod copies;
 mod departing;
@@ -107,7 +108,6 @@ use carried::CarriedNames;
 use catalog::Removed;
 use ends::Ends;
 use fates::Fates;
-use file::File;
 use guarded::Guarded;
 use handle::HandleTable;
 use journal::Journal;
@@ -268,8 +268,6 @@ struct State {
     tree: Tree,
     handles: HandleTable,
     session: Session,
-    /// Level-triggered: a node is in here until the node loop has been told to look at it.
-    dirty: BTreeSet<NodeId>,
     /// Who waits for it: only then somebody has to be woken.
     watching: u32,
     /// Records not yet written to the journal.
@@ -299,12 +297,8 @@ struct State {
     carried: CarriedNames,
     /// What this node heard as the coordinator.
     heard: heard::Heard,
-    /// Nodes that are not kept elsewhere as they are; none where nobody keeps this tree.
-    unkept: Option<BTreeSet<NodeId>>,
     /// Files that were removed; none where this tree is not the catalog.
     removed: Option<Removed>,
-    /// Nodes that changed since a snapshot of the tree was begun; none while none is taken.
-    changed: Option<BTreeSet<NodeId>>,
 }
 
 impl fmt::Debug for Namespace {
@@ -410,7 +404,7 @@ impl Namespace {
     /// the next answer. It is bounded by the number of nodes plus those removed since the last call.
     #[must_use]
     pub fn take_dirty(&self) -> Vec<NodeId> {
-        self.state.look(|state| std::mem::take(&mut state.dirty)).into_iter().collect()
+        self.state.look(|state| state.tree.changes.take_dirty())
     }
 }
 
@@ -444,7 +438,6 @@ impl State {
             tree,
             handles: HandleTable::default(),
             session: Session::default(),
-            dirty: BTreeSet::new(),
             watching: 0,
             pending: Vec::new(),
             trash: Vec::new(),
@@ -462,14 +455,8 @@ impl State {
             outgoing: None,
             carried: CarriedNames::default(),
             heard: heard::Heard::default(),
-            unkept: None,
             removed: None,
-            changed: None,
         }
-    }
-
-    fn mark(&mut self, node: NodeId) {
-        self.dirty.insert(node);
     }
 
     fn note_remover(&mut self, file: FileId, remover: Arc<WriterId>) {
@@ -488,17 +475,10 @@ impl State {
         (file.id == id).then_some(node)
     }
 
-    /// Whether a file has a name or an open handle.
-    fn is_reachable(&self, id: NodeId) -> bool {
-        self.tree
-            .node(id)
-            .is_ok_and(|node| node.link_count() > 0 || node.file().is_ok_and(|file| file.opens > 0))
-    }
-
     /// Frees what nobody can reach any more: a node and its bytes go with the last name, the last handle, and the kernel's
     /// memory of it. An open that looked its name up before that was replaced comes after, and finds the old bytes.
     fn release_unreachable(&mut self, id: NodeId) {
-        let Ok(node) = self.tree.node_mut(id) else { return };
+        let Some(node) = self.tree.nodes.get_mut(&id) else { return };
         if id == ROOT || node.link_count() > 0 {
             return;
         }
@@ -513,7 +493,7 @@ impl State {
             if file.opens > 0 || file.busy {
                 return;
             }
-            self.dirty.insert(id);
+            self.tree.changes.mark(id);
             if remembered {
                 if forsaken {
                     self.leftovers.insert(id);
@@ -541,9 +521,5 @@ impl State {
             node.forsaken = node.link_count() == 0;
         }
         self.release_unreachable(id);
-    }
-
-    fn file_mut(&mut self, id: NodeId) -> Result<&mut File, FsError> {
-        self.tree.node_mut(id)?.file_mut()
     }
 }

@@ -49,7 +49,7 @@ impl State {
             }
             names.insert((parent, name.to_vec()));
         }
-        for (parent, name) in self.names_of(node) {
+        for (parent, name) in self.tree.names_of(node) {
             let is_hidden = self.path_in(parent, &name).is_none();
             if names.contains(&(parent, name.clone())) || is_hidden || self.is_newer(parent, &name, asked_at)
             {
@@ -66,7 +66,7 @@ impl State {
         match &told.kind {
             NodeKind::File(facts) => self
                 .node_of(facts.file, own)
-                .filter(|node| self.is_reachable(*node))
+                .filter(|node| self.tree.is_reachable(*node))
                 .and_then(|node| self.tree.node(node).ok()?.file().ok())
                 .is_some_and(|file| file.remote.is_some() || file.id.incarnation == own),
             NodeKind::Directory | NodeKind::Symlink { .. } => self.tree.resolve(&told.path).is_ok(),
@@ -112,7 +112,7 @@ impl State {
             Err(_) => {}
         }
         self.keeping_times(parent, |state| state.tree.link(node, parent, name, now_ns).map(drop))?;
-        self.mark(node);
+        self.tree.mark(node);
         Ok(())
     }
 }

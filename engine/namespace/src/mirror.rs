@@ -223,7 +223,7 @@ impl Mirror<'_> {
                     state.tree.unlink(link.parent, &name, now_ns)?;
                     state.loses_name(link.parent, &name, node);
                 }
-                state.mark(node);
+                state.tree.mark(node);
                 state.forsake(node);
                 Ok(())
             });
@@ -262,7 +262,7 @@ impl Mirror<'_> {
 impl State {
     /// Another node took a name away. Where it was the last, the kernel would keep the node until it is short of memory itself.
     pub(super) fn loses_name(&mut self, parent: NodeId, name: &[u8], node: NodeId) {
-        self.mark(node);
+        self.tree.mark(node);
         if self.tree.node(node).is_ok_and(|node| node.link_count() == 0 && node.is_remembered()) {
             self.lost_names.push((parent, name.to_vec(), Some(node)));
         }
@@ -282,7 +282,7 @@ impl State {
         let there = || self.tree.node(self.tree.resolve(&told.path).ok()?).ok();
         match &told.kind {
             NodeKind::File(facts) => {
-                self.node_of(facts.file, own).is_some_and(|node| self.is_reachable(node))
+                self.node_of(facts.file, own).is_some_and(|node| self.tree.is_reachable(node))
             }
             NodeKind::Directory => there().is_some_and(Node::is_directory),
             // Another target is another link: a name that was lost to one is not won back by telling how the old one stands.
@@ -356,13 +356,13 @@ impl State {
                     Some(file) => self.node_of(*file, own).ok_or(FsError::Stale)?,
                     None => self.tree.resolve(from)?,
                 };
-                let (parent, name) = self.split(path)?;
+                let (parent, name) = self.tree.split(path)?;
                 self.tree.link(node, parent, name, now_ns)?;
-                self.named(node, now_ns);
+                self.tree.named(node, now_ns);
                 Ok(())
             }
             NameOperation::Removed { path, what } => {
-                let (parent, name) = self.split(path)?;
+                let (parent, name) = self.tree.split(path)?;
                 let node = self.meant(parent, name, *what)?;
                 let gone = if self.tree.node(node)?.is_directory() {
                     self.tree.rmdir(parent, name, now_ns)?
@@ -377,22 +377,22 @@ impl State {
                 if self.shows(*file, own) {
                     return Ok(());
                 }
-                let old = self.node_of(*from, own).filter(|node| self.is_reachable(*node));
+                let old = self.node_of(*from, own).filter(|node| self.tree.is_reachable(*node));
                 self.give_names(old.ok_or(FsError::Stale)?, *file, attributes, home, now_ns).map(drop)
             }
             NameOperation::Renamed { from, to, exchange, what } => {
-                let (from, to) = (self.split(from)?, self.split(to)?);
+                let (from, to) = (self.tree.split(from)?, self.tree.split(to)?);
                 let moved = self.meant(from.0, from.1, *what)?;
                 self.loses_place(from, moved);
                 if *exchange {
                     self.loses_place(to, self.tree.child(to.0, to.1)?);
                     let (one, other) = self.tree.exchange(from, to, now_ns)?;
-                    self.renamed(one, now_ns);
-                    self.renamed(other, now_ns);
+                    self.tree.renamed(one, now_ns);
+                    self.tree.renamed(other, now_ns);
                     return Ok(());
                 }
                 let (moved, replaced) = self.tree.rename(from, to, false, now_ns)?;
-                self.renamed(moved, now_ns);
+                self.tree.renamed(moved, now_ns);
                 if let Some(replaced) = replaced {
                     self.loses_name(to.0, to.1, replaced);
                 }
@@ -432,8 +432,8 @@ impl State {
         self.tree.insert(id, node);
         self.tree.move_names(old, id);
         self.adopted.insert(file, id);
-        self.mark(old);
-        self.mark(id);
+        self.tree.mark(old);
+        self.tree.mark(id);
         self.release_unreachable(old);
         Ok(id)
     }
@@ -467,7 +467,7 @@ impl State {
                 (self.make_mirror(&told.path, &told.attributes, body)?, without_bytes)
             }
             NodeKind::File(facts) => {
-                let known = self.node_of(facts.file, own).filter(|node| self.is_reachable(*node));
+                let known = self.node_of(facts.file, own).filter(|node| self.tree.is_reachable(*node));
                 let node = match known {
                     Some(node) => node,
                     None => {
@@ -498,7 +498,7 @@ impl State {
 
     /// A file that was taken for another node's is this node's own.
     fn take_back(&mut self, id: NodeId) -> Result<(), FsError> {
-        let file = self.file_mut(id)?;
+        let file = self.tree.file_mut(id)?;
         file.remote = None;
         let own = |writer: &Arc<WriterId>| Arc::new(WriterId { home: None, ..WriterId::clone(writer) });
         file.writers = file.writers.iter().map(own).collect();
@@ -551,18 +551,18 @@ impl State {
         }
         // A copy of it may be here already, out of sight: then it gets its name.
         if let Some(&known) = self.adopted.get(&file)
-            && self.is_reachable(known)
+            && self.tree.is_reachable(known)
         {
             self.keeping_times(parent, |state| state.tree.link(known, parent, name, opened_ns))?;
-            self.mark(known);
+            self.tree.mark(known);
             return Ok(known);
         }
         let mut mirror = File::new(file, super::Generation(0), None, opened_ns);
         mirror.remote = Some(Box::new(Remote::begun(home, opened_ns)));
         let id = self.adopt_node(parent, name, &entry, Body::File(Box::new(mirror)))?;
-        self.file_mut(id)?.generation = super::Generation(id);
+        self.tree.file_mut(id)?.generation = super::Generation(id);
         self.adopted.insert(file, id);
-        self.mark(id);
+        self.tree.mark(id);
         Ok(id)
     }
 
@@ -597,7 +597,8 @@ impl State {
         }
         self.keeping_times(parent, |state| {
             if let NodeKind::File(facts) = &found.kind
-                && let Some(known) = state.node_of(facts.file, own).filter(|node| state.is_reachable(*node))
+                && let Some(known) =
+                    state.node_of(facts.file, own).filter(|node| state.tree.is_reachable(*node))
             {
                 // It has this name by now, whatever it is called here.
                 state.give_name(known, (parent, name), now_ns)?;

@@ -11,6 +11,7 @@ use super::handle::DirEntry;
 use super::node::{Body, Link, Node};
 use super::outgoing::attributes;
 use super::session::Answer;
+use super::tree::Tree;
 use super::{Caller, FsError, MAX_TARGET_BYTES, Namespace, NodeId, State};
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::file::FileEvent;
@@ -146,7 +147,7 @@ impl NameCalls<'_> {
             state.tree.attach(parent, name, id, caller.now_ns);
             state.tell(|state| state.made(parent, name, id));
             state.note_name(parent, name);
-            state.mark(id);
+            state.tree.mark(id);
             state.answer(caller.request, Answer::Entered(id));
             attr(id, state.tree.node(id)?)
         })
@@ -169,7 +170,7 @@ impl NameCalls<'_> {
                 Some(NameOperation::Linked { from, path, what: state.tree.node(node).ok()?.file_id() })
             });
             state.note_name(parent, name);
-            state.named(node, caller.now_ns);
+            state.tree.named(node, caller.now_ns);
             state.answer(caller.request, Answer::Entered(node));
             let linked = state.tree.node_mut(node)?;
             linked.lookups += 1;
@@ -198,7 +199,7 @@ impl NameCalls<'_> {
                 state.note_remover(file, remover);
             }
             state.answer(caller.request, Answer::Done);
-            state.mark(node);
+            state.tree.mark(node);
             state.release_unreachable(node);
             Ok(())
         })
@@ -216,7 +217,7 @@ impl NameCalls<'_> {
             });
             state.note_name(parent, name);
             state.answer(caller.request, Answer::Done);
-            state.mark(node);
+            state.tree.mark(node);
             state.release_unreachable(node);
             Ok(())
         })
@@ -239,16 +240,16 @@ impl NameCalls<'_> {
                 0 | RENAME_NOREPLACE => {
                     let no_replace = flags == RENAME_NOREPLACE;
                     let (moved, replaced) = state.tree.rename(from, to, no_replace, caller.now_ns)?;
-                    state.renamed(moved, caller.now_ns);
+                    state.tree.renamed(moved, caller.now_ns);
                     if let Some(replaced) = replaced {
-                        state.mark(replaced);
+                        state.tree.mark(replaced);
                         state.release_unreachable(replaced);
                     }
                 }
                 RENAME_EXCHANGE => {
                     let (one, other) = state.tree.exchange(from, to, caller.now_ns)?;
-                    state.renamed(one, caller.now_ns);
-                    state.renamed(other, caller.now_ns);
+                    state.tree.renamed(one, caller.now_ns);
+                    state.tree.renamed(other, caller.now_ns);
                 }
                 _ => return Err(FsError::Invalid),
             }
@@ -330,12 +331,6 @@ impl NameCalls<'_> {
 }
 
 impl State {
-    pub(super) fn names_of(&self, node: NodeId) -> Vec<(NodeId, Vec<u8>)> {
-        let Ok(found) = self.tree.node(node) else { return Vec::new() };
-        let name = |link: Link| Some((link.parent, self.tree.entry_at(link)?.name.to_vec()));
-        found.links().filter_map(name).collect()
-    }
-
     /// What is told of a node that was just made.
     pub(super) fn made(&self, parent: NodeId, name: &[u8], id: NodeId) -> Option<NameOperation> {
         let node = self.tree.node(id).ok()?;
@@ -364,12 +359,20 @@ impl State {
         let sgid = parent.mode & SGID;
         Ok((if sgid == 0 { caller.gid } else { parent.gid }, sgid))
     }
+}
+
+impl Tree {
+    pub(super) fn names_of(&self, node: NodeId) -> Vec<(NodeId, Vec<u8>)> {
+        let Ok(found) = self.node(node) else { return Vec::new() };
+        let name = |link: Link| Some((link.parent, self.entry_at(link)?.name.to_vec()));
+        found.links().filter_map(name).collect()
+    }
 
     /// A rename gave a node its name: a file's bytes are meant to be whole, and what is in a directory, too.
     pub(super) fn renamed(&mut self, node: NodeId, now_ns: i64) {
         if let Ok(file) = self.file_mut(node) {
             file.happens(FileEvent::Vouched);
-        } else if let Ok(Body::Directory(directory)) = self.tree.node_mut(node).map(|node| &mut node.body) {
+        } else if let Ok(Body::Directory(directory)) = self.node_mut(node).map(|node| &mut node.body) {
             directory.renamed_ns = now_ns;
         }
         self.named(node, now_ns);
@@ -378,12 +381,12 @@ impl State {
     /// A node has a new name: it is the newest that this path names. A link says nothing of the bytes: who makes a backup links what
     /// is still being written, too.
     pub(super) fn named(&mut self, node: NodeId, now_ns: i64) {
-        let generation = Generation(self.tree.number());
+        let generation = Generation(self.number());
         if let Ok(file) = self.file_mut(node) {
             file.generation = generation;
             file.named_ns = now_ns;
         }
-        self.tree.touched.node(node);
+        self.touched.node(node);
         self.mark(node);
     }
 }

@@ -139,7 +139,7 @@ impl Namespace {
             state.tree.attach(parent, name, id, caller.now_ns);
             state.tell(|state| state.made(parent, name, id));
             state.note_name(parent, name);
-            state.mark(id);
+            state.tree.mark(id);
             state.answer(caller.request, Answer::Created(id, open.fh));
             Ok((attr_of_new(id, state.tree.node(id)?), open))
         });
@@ -243,7 +243,7 @@ impl Namespace {
             else {
                 continue;
             };
-            let file = state.file_mut(node)?;
+            let file = state.tree.file_mut(node)?;
             file.busy = true;
             // Where nobody has it open, it may be begun anew elsewhere.
             break (size_bytes, change, file.backing.clone().filter(|_| file.opens == 0));
@@ -280,7 +280,7 @@ impl Namespace {
             )?;
             state.stale.settle(caller.pid, node);
             if writable {
-                let file = state.file_mut(node)?;
+                let file = state.tree.file_mut(node)?;
                 if truncates {
                     file.writers.clear();
                     file.happens(FileEvent::Emptied);
@@ -318,7 +318,7 @@ impl Namespace {
         // Nothing to fetch: an empty file gets an empty backing file.
         let mut empty = if here { None } else { Some(self.room().new_backing(Some(0))?) };
         let opened = self.state.change(|state| {
-            let file = state.file_mut(node)?;
+            let file = state.tree.file_mut(node)?;
             // Reclaimed, or begun to be changed, between the two looks.
             if file.busy || (file.backing.is_none() && file.size_bytes > 0) {
                 return Ok(None);
@@ -342,7 +342,7 @@ impl Namespace {
 impl State {
     /// What was said of a file's bytes holds no more: they are about to be changed where they are.
     pub(super) fn withdraw_seal(&mut self, node: NodeId, own: FileId) -> Result<(), FsError> {
-        let file = self.file_mut(node)?;
+        let file = self.tree.file_mut(node)?;
         if file.fate.seal().is_none() {
             return Ok(());
         }
@@ -351,7 +351,7 @@ impl State {
         self.candidates.remove(&key);
         self.takes(node, old_id, own);
         self.tree.touched.node(node);
-        self.mark(node);
+        self.tree.mark(node);
         Ok(())
     }
 
@@ -372,7 +372,7 @@ impl State {
     fn tell_taken(&mut self, node: NodeId, from: FileId, own: FileId) {
         // An answer about one of them that is on its way, and what etcd keeps, do not know of this.
         if self.outgoing.is_some() {
-            for (parent, name) in self.names_of(node) {
+            for (parent, name) in self.tree.names_of(node) {
                 self.note_name(parent, &name);
             }
         }
@@ -397,7 +397,7 @@ impl State {
     ) -> Result<NodeId, FsError> {
         self.woken = true;
         let own_id = own_file(own, node);
-        let file = self.file_mut(node)?;
+        let file = self.tree.file_mut(node)?;
         file.busy = false;
         let fresh = match prepared {
             Ok(fresh) => fresh,
@@ -409,7 +409,7 @@ impl State {
         if let (Change::NewNode { .. }, Some(fresh)) = (change, &fresh) {
             return self.supersede(own, node, Arc::clone(fresh), now_ns);
         }
-        let file = self.file_mut(node)?;
+        let file = self.tree.file_mut(node)?;
         let key = Candidate::of(node, file);
         let old_id = file.id;
         file.unseal(own_id);
@@ -432,7 +432,7 @@ impl State {
             rebase(target, size_bytes)?;
         }
         self.tree.touched.node(node);
-        self.mark(node);
+        self.tree.mark(node);
         Ok(node)
     }
 
@@ -468,11 +468,11 @@ impl State {
         rebase(&mut node, size_bytes)?;
         self.tree.insert(id, node);
         self.tree.move_names(old, id);
-        let from = self.file_mut(old)?.id;
+        let from = self.tree.file_mut(old)?.id;
         // The old bytes are still open under the old identity.
         self.tell_taken(id, from, own_file(own, id));
-        self.mark(old);
-        self.mark(id);
+        self.tree.mark(old);
+        self.tree.mark(id);
         self.release_unreachable(old);
         Ok(id)
     }

@@ -465,9 +465,7 @@ impl State {
 
     /// At the end of a change: its nodes are to be told, or not.
     pub(super) fn collect_touched(&mut self) {
-        if let Some(unkept) = &mut self.unkept {
-            unkept.extend(self.tree.touched.nodes.iter().chain(&self.tree.touched.freed));
-        }
+        self.tree.changes.collect(&self.tree.touched);
         if let Some(outgoing) = &mut self.outgoing
             && !std::mem::take(&mut outgoing.muted)
             && outgoing.audience == Audience::Coordinator

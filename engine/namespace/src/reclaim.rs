@@ -62,7 +62,7 @@ impl HostCopies<'_> {
     pub fn set_reclaim(&self, file: FileId, class: ReclaimClass) {
         self.state.look(|state| {
             let Some(node) = state.node_of(file, self.state.incarnation) else { return };
-            let Ok(known) = state.file_mut(node) else { return };
+            let Ok(known) = state.tree.file_mut(node) else { return };
             let before = Candidate::of(node, known);
             known.class = class;
             let after = Candidate::of(node, known);
@@ -78,7 +78,7 @@ impl HostCopies<'_> {
     /// its daemon began again; who decides over checkpoints sets classes itself. Costs a look at every node, in slices.
     pub fn let_known_objects_give_way(&self) {
         self.state.for_each_node(|state, id| {
-            let Ok(file) = state.file_mut(id) else { return };
+            let Ok(file) = state.tree.file_mut(id) else { return };
             let seal = file.fate.seal().map(|seal| seal.number);
             let noted = seal.is_some() && file.object.as_ref().map(|noted| noted.0) == seal;
             if !noted || file.class != ReclaimClass::Never {
@@ -95,7 +95,7 @@ impl HostCopies<'_> {
     pub fn has_object(&self, file: FileId, seal: SealNumber) -> bool {
         self.state.look(|state| {
             let known =
-                state.node_of(file, self.state.incarnation).and_then(|node| state.file_mut(node).ok());
+                state.node_of(file, self.state.incarnation).and_then(|node| state.tree.file_mut(node).ok());
             known.and_then(|known| known.object.as_ref()).is_some_and(|noted| noted.0 == seal)
         })
     }
@@ -104,7 +104,7 @@ impl HostCopies<'_> {
     pub fn note_object(&self, file: FileId, seal: SealNumber, object: ObjectCopy) -> bool {
         let noted = self.state.change(|state| {
             let node = state.node_of(file, self.state.incarnation).ok_or(FsError::NotFound)?;
-            let known = state.file_mut(node)?;
+            let known = state.tree.file_mut(node)?;
             if known
                 .fate
                 .seal()
@@ -118,7 +118,7 @@ impl HostCopies<'_> {
             if encoded {
                 state.tree.touched.chunks.push(node);
             }
-            state.mark(node);
+            state.tree.mark(node);
             Ok(())
         });
         noted.is_ok()
@@ -128,11 +128,11 @@ impl HostCopies<'_> {
     pub fn forget_object(&self, file: FileId, seal: SealNumber) {
         let forgotten = self.state.change(|state| {
             let Some(node) = state.node_of(file, self.state.incarnation) else { return Ok(()) };
-            let known = state.file_mut(node)?;
+            let known = state.tree.file_mut(node)?;
             if known.object.as_ref().is_some_and(|noted| noted.0 == seal) {
                 known.object = None;
                 state.tree.touched.node(node);
-                state.mark(node);
+                state.tree.mark(node);
             }
             Ok(())
         });
@@ -218,7 +218,7 @@ impl<'a> HostRoom<'a> {
 
 impl State {
     fn may_take(&mut self, node: NodeId, place: Place, wanted: Wanted) -> bool {
-        let Ok(file) = self.file_mut(node) else { return false };
+        let Ok(file) = self.tree.file_mut(node) else { return false };
         let here = file.backing.as_deref().is_some_and(|backing| Place::of(backing) == place);
         let prefetched = file.prefetched_until.is_some_and(|until| Instant::now() < until);
         here && (!prefetched || wanted == Wanted::Prefetched)
@@ -248,7 +248,7 @@ impl State {
     /// Drops a host copy whose bytes Tier-3 has; gives the bytes that are freed. What shares the memory of a peer copy gives way with it.
     fn evict(&mut self, node: NodeId) -> Result<u64, FsError> {
         let Some(backing) = self.drop_backing(node)? else { return Ok(0) };
-        let size_bytes = self.file_mut(node)?.size_bytes;
+        let size_bytes = self.tree.file_mut(node)?.size_bytes;
         let mut dropped = vec![backing];
         if let Some(file) = self.withdraw_copy(node, GAVE_WAY)
             && let Some(sharer) = self.adopted.get(&file).copied()
@@ -265,7 +265,7 @@ impl State {
     /// Takes the bytes from a file that is at rest and that Tier-3 has; none where they are not here. By dropping, never by truncating: a
     /// mapping of the old bytes keeps them, where a truncation would be its SIGBUS.
     fn drop_backing(&mut self, node: NodeId) -> Result<Option<Arc<Backing>>, FsError> {
-        let file = self.file_mut(node)?;
+        let file = self.tree.file_mut(node)?;
         let seal = file.fate.seal().map(|seal| seal.number);
         let elsewhere = seal.is_some() && file.object.as_ref().map(|noted| noted.0) == seal;
         let kept = file.kept_until.is_some_and(|until| Instant::now() < until);
@@ -276,7 +276,7 @@ impl State {
         let key = Candidate::of(node, file);
         self.candidates.remove(&key);
         self.tree.touched.node(node);
-        self.mark(node);
+        self.tree.mark(node);
         Ok(Some(backing))
     }
 }

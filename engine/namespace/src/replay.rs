@@ -245,7 +245,7 @@ pub(super) fn rebuild(
         }
     }
     for (fh, handle) in handles {
-        let Ok(file) = state.file_mut(handle.node) else { continue };
+        let Ok(file) = state.tree.file_mut(handle.node) else { continue };
         if file.backing.is_none() {
             tracing::error!(fh, node = handle.node, "an open file's bytes are gone from Tier-1");
             continue;
@@ -254,7 +254,7 @@ pub(super) fn rebuild(
         state.handles.put(fh, handle);
     }
     state.find_copies();
-    state.dirty = state.tree.nodes.keys().copied().collect();
+    state.tree.mark_all();
     // The journal holds all this already; what was cut, dropped or lost is written by the next compaction.
     // But a daemon that goes on with the next session must not take up what was of this one.
     state.tree.touched = super::tree::Touched { freed: dropped, ..super::tree::Touched::default() };

@@ -80,7 +80,7 @@ impl<'a> Overwrites<'a> {
             let Some((mut state, change)) = self.without_new_node(state, node, change, &mut patience)? else {
                 continue;
             };
-            state.file_mut(node)?.busy = true;
+            state.tree.file_mut(node)?.busy = true;
             break (old_bytes, change);
         };
         if change == Change::InPlace {

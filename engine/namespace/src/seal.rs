@@ -192,7 +192,7 @@ impl Seals<'_> {
         };
         let mapped = !given_up && backing.writable_elsewhere().map_err(unreadable)?;
         let changed = self.state.change(|state| {
-            let file = state.file_mut(node)?;
+            let file = state.tree.file_mut(node)?;
             // Not "open": the call in progress may fail, and then nobody marks the file again.
             if file.busy {
                 return Ok(Err(NotSealable::Busy));
@@ -203,7 +203,7 @@ impl Seals<'_> {
             }
             if mapped {
                 if was != FileState::Mapped {
-                    state.mark(node);
+                    state.tree.mark(node);
                 }
                 return Ok(Err(NotSealable::Mapped));
             }
@@ -230,7 +230,7 @@ impl Seals<'_> {
             }
             let backing = file.backing.clone().ok_or(FsError::Stale)?;
             let reach = reach_of(&backing)?;
-            let file = state.file_mut(node)?;
+            let file = state.tree.file_mut(node)?;
             file.fate.step(FileEvent::Numbered).map_err(|_| FsError::Stale)?;
             let (id, number) = (file.id, file.fate.last_seal());
             state.tree.touched.node(node);
@@ -257,7 +257,7 @@ impl Seals<'_> {
     pub fn verified(&self, file: FileId, seal: SealNumber) {
         self.state.look(|state| {
             let node = state.node_of(file, self.state.incarnation);
-            if let Some(Ok(file)) = node.map(|node| state.file_mut(node))
+            if let Some(Ok(file)) = node.map(|node| state.tree.file_mut(node))
                 && file.fate.seal().is_some_and(|now| now.number == seal)
             {
                 file.unverified = false;
@@ -279,10 +279,10 @@ impl Seals<'_> {
     pub fn end_judging(&self, ticket: &JudgeTicket, content: Option<Judgement>) {
         // Where it has changed, or is gone, nobody waits for the answer.
         let _ = self.state.change(|state| {
-            let file = state.file_mut(ticket.node)?;
+            let file = state.tree.file_mut(ticket.node)?;
             if file.changes == ticket.changes && file.fate.writers() == 0 {
                 file.judged = Some(content.map(Box::new));
-                state.mark(ticket.node);
+                state.tree.mark(ticket.node);
             }
             Ok(())
         });
@@ -292,7 +292,7 @@ impl Seals<'_> {
     pub fn note_content(&self, file: FileId, seal: SealNumber, content: Option<Judgement>) {
         self.state.look(|state| {
             let node = state.node_of(file, self.state.incarnation);
-            if let Some(Ok(file)) = node.map(|node| state.file_mut(node))
+            if let Some(Ok(file)) = node.map(|node| state.tree.file_mut(node))
                 && file.fate.seal().is_some_and(|now| now.number == seal)
             {
                 file.judged = Some(content.map(Box::new));
@@ -316,13 +316,13 @@ impl Seals<'_> {
             if !same || file.busy || target.link_count() == 0 {
                 return Err(FsError::Stale);
             }
-            let file = state.file_mut(ticket.node)?;
+            let file = state.tree.file_mut(ticket.node)?;
             let seal = Seal { number: ticket.seal, size_bytes: ticket.size_bytes, crc, chunks };
             file.fate.step(FileEvent::Hashed(seal)).map_err(|_| FsError::Stale)?;
             file.size_bytes = ticket.size_bytes;
             state.tree.touched.node(ticket.node);
             state.tree.touched.chunks.push(ticket.node);
-            state.mark(ticket.node);
+            state.tree.mark(ticket.node);
             Ok(())
         });
         sealed.map_err(|_| Voided)?;
@@ -338,7 +338,7 @@ impl Seals<'_> {
     pub fn pin_seal(&self, file: FileId, seal: SealNumber) -> Option<SealPin> {
         self.state.look(|state| {
             let node = state.node_of(file, self.state.incarnation)?;
-            let file = state.file_mut(node).ok()?;
+            let file = state.tree.file_mut(node).ok()?;
             let frozen = file.fate.seal().filter(|frozen| frozen.number == seal && !file.busy)?;
             let size_bytes = frozen.size_bytes;
             let backing = Arc::clone(file.backing.as_ref()?);
@@ -356,9 +356,9 @@ impl Seals<'_> {
     /// Takes an event that may come too late; false then, and for a file that is gone.
     fn step_fate(&self, node: NodeId, event: FileEvent) -> bool {
         let stepped = self.state.change(|state| {
-            state.file_mut(node)?.fate.step(event).map_err(|_| FsError::Invalid)?;
+            state.tree.file_mut(node)?.fate.step(event).map_err(|_| FsError::Invalid)?;
             state.tree.touched.node(node);
-            state.mark(node);
+            state.tree.mark(node);
             Ok(())
         });
         stepped.is_ok()

@@ -5,9 +5,10 @@
 
 use super::attr::{Special, observe};
 use super::node::{Body, Name, Node};
+use super::tree::Tree;
 use super::view::NODES_AT_ONCE;
-use super::{Namespace, NodeId, ROOT, State, UNPOISONED, is_hidden};
-use std::collections::{BTreeSet, HashMap};
+use super::{Namespace, NodeId, ROOT, UNPOISONED, is_hidden};
+use std::collections::HashMap;
 use std::sync::Arc;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 
@@ -72,9 +73,8 @@ enum TakenBody {
 }
 
 impl Taken {
-    fn of(state: &State, node: &Node) -> Self {
-        let name =
-            |link: super::node::Link| Some((link.parent, Arc::clone(&state.tree.entry_at(link)?.name)));
+    fn of(tree: &Tree, node: &Node) -> Self {
+        let name = |link: super::node::Link| Some((link.parent, Arc::clone(&tree.entry_at(link)?.name)));
         let mut taken = SnapshotNode {
             path: Vec::new(),
             mode: node.mode,
@@ -107,7 +107,7 @@ impl Namespace {
     /// what changes meanwhile is looked at again, until little enough is left for one hold.
     pub fn tree_snapshot(&self) -> TreeSnapshot {
         let _alone = self.snapshots.lock().expect(UNPOISONED);
-        self.state.look(|state| state.changed = Some(BTreeSet::new()));
+        self.state.look(|state| state.tree.changes.begin_snapshot());
         let mut nodes: HashMap<NodeId, Taken> = HashMap::new();
         let mut after: NodeId = 0;
         loop {
@@ -116,7 +116,7 @@ impl Namespace {
                 let range = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
                 for (id, node) in state.tree.nodes.range(range).take(NODES_AT_ONCE) {
                     last = Some(*id);
-                    nodes.insert(*id, Taken::of(state, node));
+                    nodes.insert(*id, Taken::of(&state.tree, node));
                 }
                 last
             });
@@ -126,33 +126,24 @@ impl Namespace {
             }
         }
         let mut again = 0;
-        while self.state.look(|state| state.take_changed(&mut nodes, again == AGAIN_MAX)) {
+        while self.state.look(|state| look_again(&mut state.tree, &mut nodes, again == AGAIN_MAX)) {
             again += 1;
         }
         TreeSnapshot::of(nodes)
     }
 }
 
-impl State {
-    /// Looks again at nodes that changed since they were looked at; all of them where they are few, or are to be. True while
-    /// others are left.
-    fn take_changed(&mut self, nodes: &mut HashMap<NodeId, Taken>, all: bool) -> bool {
-        let Some(mut changed) = self.changed.take() else { return false };
-        let left = if all || changed.len() <= NODES_AT_ONCE {
-            None
-        } else {
-            let at = *changed.iter().nth(NODES_AT_ONCE).expect("there are more");
-            Some(changed.split_off(&at))
+/// Looks again at nodes that changed since they were looked at; all of them where they are few, or are to be. True while
+/// others are left.
+fn look_again(tree: &mut Tree, nodes: &mut HashMap<NodeId, Taken>, all: bool) -> bool {
+    let (changed, are_left) = tree.changes.take_since_snapshot(if all { usize::MAX } else { NODES_AT_ONCE });
+    for id in changed {
+        match tree.nodes.get(&id) {
+            Some(node) => nodes.insert(id, Taken::of(tree, node)),
+            None => nodes.remove(&id),
         };
-        for id in changed {
-            match self.tree.nodes.get(&id) {
-                Some(node) => nodes.insert(id, Taken::of(self, node)),
-                None => nodes.remove(&id),
-            };
-        }
-        self.changed = left;
-        self.changed.is_some()
     }
+    are_left
 }
 
 impl TreeSnapshot {

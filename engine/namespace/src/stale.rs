@@ -236,7 +236,7 @@ impl<'a> Overwrites<'a> {
             if target.link_count() == 0 || !matches!(change, Change::NewNode { .. }) {
                 return Ok(()); // The old handles are gone, or somebody else was first.
             }
-            state.file_mut(node)?.busy = true;
+            state.tree.file_mut(node)?.busy = true;
             (size_bytes, change)
         };
         let keep_bytes = kept.of(size_bytes);

@@ -6,10 +6,13 @@
 //! Every change is noted in [`Touched`]; the journal turns what was touched into records of the state it then
 //! finds, so that replaying a record twice, or after a newer one's twin, changes nothing.
 
+use super::changes::Changes;
+use super::file::File;
 use super::node::{Body, Directory, Entry, Link, Name, Node};
 use super::{FsError, MAX_LINKS, MAX_NAME_BYTES, NodeId, ROOT};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidemark_protocol::id::{FileId, SealNumber};
 
 /// Bytes one file's records take in the journal, with its seal, its object's key and its writers, but not its
 /// names: admission counts with it. How its writers ended is left to what admission leaves free: some 45 bytes a process, 720 KiB at most.
@@ -52,6 +55,7 @@ pub(super) struct Tree {
     /// The next number to give. Never reused, so that a file's identity never is.
     pub(super) next: u64,
     pub(super) touched: Touched,
+    pub(super) changes: Changes,
     /// About how many bytes a snapshot of this tree takes in the journal.
     pub(super) weight_bytes: u64,
 }
@@ -63,6 +67,7 @@ impl Tree {
             nodes: BTreeMap::new(),
             next: ROOT + 1,
             touched: Touched::default(),
+            changes: Changes::default(),
             weight_bytes: NODE_WEIGHT_BYTES,
         };
         tree.nodes.insert(ROOT, Box::new(root));
@@ -376,6 +381,46 @@ impl Tree {
             at = self.child(at, part)?;
         }
         Ok(at)
+    }
+
+    /// The node loop is to look at a node.
+    #[inline]
+    pub(super) fn mark(&mut self, node: NodeId) {
+        self.changes.mark(node);
+    }
+
+    /// Whether a file has a name or an open handle.
+    pub(super) fn is_reachable(&self, id: NodeId) -> bool {
+        self.node(id).is_ok_and(|node| node.link_count() > 0 || node.file().is_ok_and(|file| file.opens > 0))
+    }
+
+    pub(super) fn file_mut(&mut self, id: NodeId) -> Result<&mut File, FsError> {
+        self.node_mut(id)?.file_mut()
+    }
+
+    /// Whether the node holds these very bytes.
+    pub(super) fn holds(&self, node: NodeId, file: FileId, seal: SealNumber) -> bool {
+        self.node(node).and_then(|node| node.file()).is_ok_and(|found| {
+            found.id == file && found.fate.seal().is_some_and(|found| found.number == seal)
+        })
+    }
+
+    /// The directory and the name of a path.
+    pub(super) fn split<'a>(&self, path: &'a [u8]) -> Result<(NodeId, &'a [u8]), FsError> {
+        match path.iter().rposition(|byte| *byte == b'/') {
+            Some(at) => Ok((self.resolve(&path[..at])?, &path[at + 1..])),
+            None => Ok((ROOT, path)),
+        }
+    }
+
+    /// The node loop is to look at every node.
+    pub(super) fn mark_all(&mut self) {
+        self.nodes.keys().for_each(|node| self.changes.mark(*node));
+    }
+
+    /// From now on changes are collected for whoever keeps this tree elsewhere, first of all everything.
+    pub(super) fn collect_unkept(&mut self) {
+        self.changes.keep(self.nodes.keys().copied().collect());
     }
 }
 

@@ -188,7 +188,7 @@ impl NodeViews<'_> {
 
     /// All names of a node, each with its directory.
     pub fn names_of(&self, node: NodeId) -> Vec<(NodeId, Vec<u8>)> {
-        self.state.look(|state| state.names_of(node))
+        self.state.look(|state| state.tree.names_of(node))
     }
 
     /// The paths in sight of a file besides the one at which it is; none of what is no file, or has too many.

@@ -86,7 +86,7 @@ impl HiddenNames<'_> {
                 let Some(parent) = state.parent_of(path) else { continue };
                 // One that is not empty, or no directory any more, is somebody's.
                 if let Ok(node) = state.tree.rmdir(parent, path.name(), now_ns) {
-                    state.mark(node);
+                    state.tree.mark(node);
                     state.forsake(node);
                     gone.push((parent, path.name()));
                 }
@@ -112,13 +112,13 @@ impl State {
         let named =
             self.parent_of(listed.path).and_then(|parent| self.tree.child(parent, listed.path.name()).ok());
         let mut leads = Leads {
-            names: named.is_some_and(|node| self.holds(node, listed.file, listed.seal)),
+            names: named.is_some_and(|node| self.tree.holds(node, listed.file, listed.seal)),
             ..Leads::default()
         };
         let Some(node) = self.node_of(listed.file, own) else { return leads };
         let Ok(found) = self.tree.node(node) else { return leads };
         let Ok(file) = found.file() else { return leads };
-        leads.alive = self.is_reachable(node);
+        leads.alive = self.tree.is_reachable(node);
         if file.object.as_ref().is_some_and(|noted| noted.1.key == listed.key) {
             leads.needs = file.opens > 0;
             for path in found.links().filter_map(|link| self.tree.path(link)) {
@@ -132,21 +132,15 @@ impl State {
         leads
     }
 
-    /// Whether the node holds these very bytes.
-    pub(super) fn holds(&self, node: NodeId, file: FileId, seal: SealNumber) -> bool {
-        self.tree.node(node).and_then(|node| node.file()).is_ok_and(|found| {
-            found.id == file && found.fate.seal().is_some_and(|found| found.number == seal)
-        })
-    }
-
     /// The name that is gone, and the directory that it was in.
     fn withdraw<'a>(&mut self, listed: &Listed<'a>, now_ns: i64) -> Option<(NodeId, &'a [u8])> {
         let (parent, name) = (self.parent_of(listed.path)?, listed.path.name());
         let node = self.tree.child(parent, name).ok()?;
-        if !self.holds(node, listed.file, listed.seal) || self.tree.unlink(parent, name, now_ns).is_err() {
+        if !self.tree.holds(node, listed.file, listed.seal) || self.tree.unlink(parent, name, now_ns).is_err()
+        {
             return None;
         }
-        self.mark(node);
+        self.tree.mark(node);
         self.forsake(node);
         Some((parent, name))
     }

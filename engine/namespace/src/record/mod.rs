@@ -517,10 +517,6 @@ impl State {
             return;
         }
         let touched: Touched = std::mem::take(&mut self.tree.touched);
-        if let Some(changed) = &mut self.changed {
-            let xattrs = touched.xattrs.iter().map(|(id, _)| id);
-            changed.extend(touched.nodes.iter().chain(&touched.freed).chain(xattrs));
-        }
         let session: TouchedSession = std::mem::take(&mut self.session.touched);
         let mut out = std::mem::take(&mut self.pending);
         let mut writer = Writer::new(&mut out);
