@@ -10,7 +10,9 @@ use super::Mutex;
 use super::file::File;
 use super::guarded::Guarded;
 use super::hidden::TORN;
-use super::{HIDDEN, NodeId, OutgoingNode, ROOT, State, is_hidden, path_of_torn};
+use super::standing::node_under;
+use super::tree::Tree;
+use super::{HIDDEN, NodeId, OutgoingNode, ROOT, is_hidden, path_of_torn};
 use std::collections::{BTreeSet, VecDeque};
 use tidemark_protocol::cluster::kept::{Process, ProcessFate, REMOVED_MAX};
 use tidemark_protocol::id::{FileId, Incarnation};
@@ -205,7 +207,7 @@ impl CatalogTree<'_> {
                 && bytes < bytes_most
                 && let Some(id) = state.tree.changes.pop_unkept()
             {
-                match state.unkept_node(id) {
+                match unkept_node(&state.tree, id) {
                     _ if id == ROOT => {}
                     Some(node) => {
                         bytes += node.0.bytes_most();
@@ -267,18 +269,16 @@ fn is_torn(path: &[u8]) -> bool {
     path_of_torn(path).is_some() || path == [HIDDEN, TORN].join(&b'/')
 }
 
-impl State {
-    fn unkept_node(&self, id: NodeId) -> Option<NamedNode> {
-        let node = self.tree.nodes.get(&id)?;
-        let is_told = |path: &[u8]| !is_hidden(path) || path == HIDDEN || is_torn(path);
-        let names: Vec<_> = node
-            .links()
-            .filter(|link| self.tree.path(*link).is_some_and(|path| is_told(&path)))
-            .filter_map(|link| Some((link.parent, self.tree.entry_at(link)?.name.to_vec())))
-            .collect();
-        if names.is_empty() {
-            return None;
-        }
-        Some((self.outgoing_under(id, Vec::new())?, names))
+fn unkept_node(tree: &Tree, id: NodeId) -> Option<NamedNode> {
+    let node = tree.nodes.get(&id)?;
+    let is_told = |path: &[u8]| !is_hidden(path) || path == HIDDEN || is_torn(path);
+    let names: Vec<_> = node
+        .links()
+        .filter(|link| tree.path(*link).is_some_and(|path| is_told(&path)))
+        .filter_map(|link| Some((link.parent, tree.entry_at(link)?.name.to_vec())))
+        .collect();
+    if names.is_empty() {
+        return None;
     }
+    Some((node_under(tree, id, Vec::new())?, names))
 }

@@ -8,6 +8,7 @@ use super::carried::Adoption;
 use super::file::{File, ObjectCopy};
 use super::guarded::Guarded;
 use super::handle::OpenFile;
+use super::hidden::is_out_of_sight;
 use super::node::{Body, Node};
 use super::open::OpenOutcome;
 use super::reclaim::Candidate;
@@ -135,7 +136,7 @@ impl HostCopies<'_> {
     ) -> Result<(), FsError> {
         let size_bytes = backing.stat()?.size_bytes;
         self.state.change(|state| {
-            let target = state.file_at(node, file, seal)?;
+            let target = state.tree.file_mut(node)?.at(file, seal)?;
             if target.busy {
                 return Err(FsError::Stale);
             }
@@ -164,7 +165,8 @@ impl HostCopies<'_> {
     pub fn doubt_host(&self, node: NodeId, file: FileId, seal: SealNumber, number: u64) -> bool {
         // At once, and not when its slice comes.
         let doubted = self.state.look(|state| {
-            let Ok(target) = state.file_at(node, file, seal) else { return false };
+            let found = state.tree.file_mut(node).and_then(|found| found.at(file, seal));
+            let Ok(target) = found else { return false };
             let is_doubted = target.fate.seal().is_some() && target.lies_in(number);
             target.unverified |= is_doubted;
             is_doubted
@@ -190,7 +192,7 @@ impl HostCopies<'_> {
     ) -> Result<(), FsError> {
         let size_bytes = backing.stat()?.size_bytes;
         self.state.change(|state| {
-            let target = state.idle_file_at(node, file, seal)?;
+            let target = state.tree.file_mut(node)?.idle_at(file, seal)?;
             if target.size_bytes != size_bytes {
                 return Err(FsError::Invalid);
             }
@@ -211,7 +213,7 @@ impl HostCopies<'_> {
     /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`] when the file has another seal by now, or was given good bytes.
     pub fn lose_host(&self, node: NodeId, file: FileId, seal: SealNumber) -> Result<(), FsError> {
         self.state.change(|state| {
-            let target = state.idle_file_at(node, file, seal)?;
+            let target = state.tree.file_mut(node)?.idle_at(file, seal)?;
             if !target.unverified {
                 return Err(FsError::Stale);
             }
@@ -286,6 +288,23 @@ impl Adoption<'_> {
     }
 }
 
+impl File {
+    /// This file, while it is that one and its last seal is that one.
+    fn at(&mut self, file: FileId, seal: SealNumber) -> Result<&mut Self, FsError> {
+        if self.id != file || self.fate.last_seal() != seal { Err(FsError::Stale) } else { Ok(self) }
+    }
+
+    /// The same, while it is sealed and nobody uses it: its host copy may be exchanged.
+    fn idle_at(&mut self, file: FileId, seal: SealNumber) -> Result<&mut Self, FsError> {
+        let found = self.at(file, seal)?;
+        match (found.fate.seal(), found.opens > 0 || found.busy) {
+            (None, _) => Err(FsError::Stale),
+            (Some(_), true) => Err(FsError::Busy),
+            (Some(_), false) => Ok(found),
+        }
+    }
+}
+
 impl State {
     fn adopt(
         &mut self,
@@ -351,7 +370,7 @@ impl State {
                         return self.adopt_link(known, parent, name);
                     }
                     // Saved over, torn and out of sight: it makes way.
-                    if self.is_out_of_sight(known) {
+                    if is_out_of_sight(&self.tree, known) {
                         self.renew(known, own, entry.mtime_ns)?;
                     } else if self.outgoing.is_some() || self.removed.is_some() {
                         // Other nodes know it by its identity.
@@ -392,22 +411,6 @@ impl State {
         self.tree.touched.node(id);
         self.tree.mark(id);
         Ok(id)
-    }
-
-    /// The file of `node`, while it is this one and its last seal is this one.
-    fn file_at(&mut self, node: NodeId, file: FileId, seal: SealNumber) -> Result<&mut File, FsError> {
-        let found = self.tree.file_mut(node)?;
-        if found.id != file || found.fate.last_seal() != seal { Err(FsError::Stale) } else { Ok(found) }
-    }
-
-    /// The same, while it is sealed and nobody uses it: its host copy may be exchanged.
-    fn idle_file_at(&mut self, node: NodeId, file: FileId, seal: SealNumber) -> Result<&mut File, FsError> {
-        let found = self.file_at(node, file, seal)?;
-        match (found.fate.seal(), found.opens > 0 || found.busy) {
-            (None, _) => Err(FsError::Stale),
-            (Some(_), true) => Err(FsError::Busy),
-            (Some(_), false) => Ok(found),
-        }
     }
 
     /// The directory of `parts`, made where it is missing with what the entry below it has.

@@ -4,6 +4,7 @@
 
 use super::file::ObjectCopy;
 use super::mirror::Remote;
+use super::node::Node;
 use super::reclaim::Candidate;
 use super::writer::{SessionKey, WriterId};
 use super::{FsError, NodeId, ReclaimClass, State};
@@ -12,19 +13,20 @@ use tidemark_protocol::cluster::wire::{FileFacts, Object, WireState, WriterFact}
 use tidemark_protocol::file::{FileFate, Seal};
 use tidemark_protocol::id::Incarnation;
 
-impl State {
+impl Node {
     /// Whether somebody here has other bytes of a file open than those that its home tells of.
-    pub(super) fn is_open_with_other_bytes(&self, id: NodeId, facts: &FileFacts) -> Result<bool, FsError> {
-        let node = self.tree.node(id)?;
-        let file = node.file()?;
+    pub(super) fn is_open_with_other_bytes(&self, facts: &FileFacts) -> Result<bool, FsError> {
+        let file = self.file()?;
         let was = file.fate.seal().map(|seal| seal.number);
         let in_use = file.backing.is_some() && file.opens > 0 && !file.busy;
         // A file that was begun elsewhere is read as empty here until it has a size.
         let is_fuller = was.is_none() && file.size_bytes != facts.size_bytes;
         // Without a name nobody opens it anew.
-        Ok(node.link_count() > 0 && in_use && (was != facts.sealed() || is_fuller))
+        Ok(self.link_count() > 0 && in_use && (was != facts.sealed() || is_fuller))
     }
+}
 
+impl State {
     /// Takes in the facts that the home of a file tells of its bytes.
     pub(super) fn take_facts(
         &mut self,

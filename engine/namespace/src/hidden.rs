@@ -11,6 +11,7 @@ use super::guarded::Guarded;
 use super::handle::OpenFile;
 use super::node::{Body, Node};
 use super::reclaim::Candidate;
+use super::tree::Tree;
 use super::view::NodeViews;
 use super::{Caller, FileView, FsError, Namespace, NodeId, ROOT, State};
 use tidemark_protocol::file::FileFate;
@@ -90,8 +91,9 @@ impl HiddenNames<'_> {
     #[must_use]
     pub fn is_open_out_of_sight(&self, file: FileId) -> bool {
         self.state.look(|state| {
-            let found =
-                state.node_of(file, self.state.incarnation).filter(|node| state.is_out_of_sight(*node));
+            let found = state
+                .node_of(file, self.state.incarnation)
+                .filter(|node| is_out_of_sight(&state.tree, *node));
             found.is_some_and(|node| {
                 state.tree.node(node).and_then(|n| n.file()).is_ok_and(|file| file.opens > 0)
             })
@@ -190,7 +192,7 @@ impl HiddenNames<'_> {
                     let Ok((parent, name)) = state.tree.split(path) else { return Ok(true) };
                     let Ok(top) = state.tree.child(parent, name) else { return Ok(true) };
                     let (mut at, mut entry) = (top, (parent, name.to_vec()));
-                    while let Some((name, below)) = state.first_entry(at) {
+                    while let Some((name, below)) = first_entry(&state.tree, at) {
                         entry = (at, name);
                         at = below;
                     }
@@ -217,6 +219,37 @@ impl HiddenNames<'_> {
             told(parent, name, None);
         }
     }
+}
+
+/// Whether every name of a node is out of sight.
+pub(super) fn is_out_of_sight(tree: &Tree, node: NodeId) -> bool {
+    let Ok(found) = tree.node(node) else { return false };
+    found.links().filter_map(|link| tree.path(link)).all(|path| is_hidden(&path))
+}
+
+/// The path of a name in a directory.
+pub(super) fn path_in(tree: &Tree, parent: NodeId, name: &[u8]) -> Option<Vec<u8>> {
+    let path = if parent == ROOT {
+        name.to_vec()
+    } else {
+        [&tree.path(tree.node(parent).ok()?.first_link()?)?, name].join(&b'/')
+    };
+    (!is_hidden(&path)).then_some(path)
+}
+
+pub(super) fn path_in_sight(tree: &Tree, id: NodeId) -> Option<Vec<u8>> {
+    let node = tree.nodes.get(&id)?;
+    node.links().filter_map(|link| tree.path(link)).find(|path| !is_hidden(path))
+}
+
+/// Whether a node has a name that programs see.
+pub(super) fn is_in_sight(tree: &Tree, id: NodeId) -> bool {
+    path_in_sight(tree, id).is_some()
+}
+
+pub(super) fn first_entry(tree: &Tree, node: NodeId) -> Option<(Vec<u8>, NodeId)> {
+    let directory = tree.node(node).ok()?.directory().ok()?;
+    directory.by_cookie.values().next().map(|entry| (entry.name.to_vec(), entry.node))
 }
 
 /// O_WRONLY of Linux.
@@ -252,12 +285,6 @@ impl State {
         })
     }
 
-    /// Whether every name of a node is out of sight.
-    pub(super) fn is_out_of_sight(&self, node: NodeId) -> bool {
-        let Ok(found) = self.tree.node(node) else { return false };
-        found.links().filter_map(|link| self.tree.path(link)).all(|path| is_hidden(&path))
-    }
-
     /// Gives a file's bytes and names to a new node, so that its identity is free for what it was before.
     ///
     /// [`FsError::Busy`] while it is open: then its handles need it as it is.
@@ -291,11 +318,6 @@ impl State {
         self.tree.mark(id);
         self.forsake(old);
         Ok(id)
-    }
-
-    pub(super) fn first_entry(&self, node: NodeId) -> Option<(Vec<u8>, NodeId)> {
-        let directory = self.tree.node(node).ok()?.directory().ok()?;
-        directory.by_cookie.values().next().map(|entry| (entry.name.to_vec(), entry.node))
     }
 
     /// Makes a hidden directory and those above it; gives the last.

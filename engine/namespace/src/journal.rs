@@ -16,6 +16,7 @@
 
 use super::ends::Process;
 use super::guarded::Guarded;
+use super::record::encode_slice;
 use super::record::{
     FORMAT_VERSION, FORMAT_VERSION_LEAST, FORMAT_VERSION_MIN, MAX_RECORD_BYTES, MORE, format_of,
 };
@@ -287,7 +288,7 @@ impl Guarded {
             std::mem::swap(&mut state.pending, &mut journal.records);
             let known = self.writers.ends();
             let ends = (&*known, &mut compaction.ends);
-            let last = state.encode_slice(compaction.after, SLICE_NODES, ends, &mut slice);
+            let last = encode_slice(&state.tree, compaction.after, SLICE_NODES, ends, &mut slice);
             if last.is_none() {
                 state.encode_rest(&mut slice);
             }

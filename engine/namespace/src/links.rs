@@ -5,7 +5,9 @@
 //! A node learns of names by asking about them. Of a file it has to know all: whoever takes the last name that it knows away gives the
 //! bytes up.
 
+use super::hidden::path_in;
 use super::mirror::{entry, parts};
+use super::tree::Tree;
 use super::{AdoptKind, FsError, NodeId, State, is_hidden};
 use std::collections::BTreeSet;
 use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
@@ -14,18 +16,18 @@ use tidemark_protocol::id::Incarnation;
 /// Names told with one of them: more than programs give a file. A file with more is told of by the name that was asked about alone.
 const OTHER_NAMES_MAX: usize = 1024;
 
-impl State {
-    /// The paths in sight of a file besides one; none where they are too many to be told.
-    pub(super) fn other_names(&self, node: NodeId, path: &[u8]) -> Option<Vec<Vec<u8>>> {
-        let found = self.tree.node(node).ok()?;
-        if found.is_directory() || found.link_count() == 1 {
-            return Some(Vec::new());
-        }
-        let paths = found.links().filter_map(|link| self.tree.path(link));
-        let others: Vec<_> = paths.filter(|other| other != path && !is_hidden(other)).collect();
-        (others.len() <= OTHER_NAMES_MAX).then_some(others)
+/// The paths in sight of a file besides one; none where they are too many to be told.
+pub(super) fn other_names(tree: &Tree, node: NodeId, path: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let found = tree.node(node).ok()?;
+    if found.is_directory() || found.link_count() == 1 {
+        return Some(Vec::new());
     }
+    let paths = found.links().filter_map(|link| tree.path(link));
+    let others: Vec<_> = paths.filter(|other| other != path && !is_hidden(other)).collect();
+    (others.len() <= OTHER_NAMES_MAX).then_some(others)
+}
 
+impl State {
     /// Gives a file, which was found under one name, the others that the coordinator tells of, and takes away what it does not.
     /// Names that changed here after it was asked stay.
     pub(super) fn settle_other_names(
@@ -50,7 +52,7 @@ impl State {
             names.insert((parent, name.to_vec()));
         }
         for (parent, name) in self.tree.names_of(node) {
-            let is_hidden = self.path_in(parent, &name).is_none();
+            let is_hidden = path_in(&self.tree, parent, &name).is_none();
             if names.contains(&(parent, name.clone())) || is_hidden || self.is_newer(parent, &name, asked_at)
             {
                 continue;

@@ -13,8 +13,11 @@ use super::cold::AdoptEntry;
 use super::file::File;
 use super::guarded::Guarded;
 use super::hidden::TORN;
+use super::hidden::first_entry;
+use super::hidden::is_in_sight;
 use super::node::{Body, Node};
 use super::outgoing::attributes;
+use super::tree::Tree;
 use super::writer::WriterId;
 use super::xattr::Xattrs;
 use super::{AdoptKind, FILE_MODE_BITS, FsError, HIDDEN, NodeId, ROOT, State};
@@ -69,7 +72,7 @@ impl Mirror<'_> {
                 state.mute();
                 let away = state.heard.made_while_away(from).cloned();
                 for operation in &operations[done..next] {
-                    if away.as_ref().is_some_and(|away| state.meets_made(operation, away, from.incarnation)) {
+                    if away.as_ref().is_some_and(|away| meets_made(&state.tree, operation, away, from.incarnation)) {
                         tracing::warn!(?operation, %from, "another node made something of this name while it was away, which stays");
                         continue;
                     }
@@ -259,6 +262,15 @@ impl Mirror<'_> {
     }
 }
 
+impl File {
+    /// It was taken for another node's, and is this node's own.
+    fn take_back(&mut self) {
+        self.remote = None;
+        let own = |writer: &Arc<WriterId>| Arc::new(WriterId { home: None, ..WriterId::clone(writer) });
+        self.writers = self.writers.iter().map(own).collect();
+    }
+}
+
 impl State {
     /// Another node took a name away. Where it was the last, the kernel would keep the node until it is short of memory itself.
     pub(super) fn loses_name(&mut self, parent: NodeId, name: &[u8], node: NodeId) {
@@ -290,44 +302,6 @@ impl State {
                 there().is_some_and(|node| matches!(&node.body, Body::Symlink(here) if **here == target[..]))
             }
         }
-    }
-
-    /// The node that a name means, if that is what is told of.
-    fn meant(&self, parent: NodeId, name: &[u8], what: Option<FileId>) -> Result<NodeId, FsError> {
-        let node = self.tree.child(parent, name)?;
-        if self.tree.node(node)?.file_id() == what { Ok(node) } else { Err(FsError::Stale) }
-    }
-
-    /// Whether an operation of `home` would supersede, move or remove what others made among `nodes`.
-    fn meets_made(&self, operation: &NameOperation, nodes: &Range<NodeId>, home: Incarnation) -> bool {
-        let made =
-            |path: &[u8]| self.tree.resolve(path).is_ok_and(|node| self.is_made_by_others(node, nodes, home));
-        match operation {
-            // Two that make one directory have the same.
-            NameOperation::Directory { path, .. } => {
-                let is_directory = |node| self.tree.node(node).is_ok_and(Node::is_directory);
-                !self.tree.resolve(path).is_ok_and(is_directory) && made(path)
-            }
-            NameOperation::Symlink { path, .. } | NameOperation::File { path, .. } => made(path),
-            // A file is known by more than its name.
-            NameOperation::Removed { path, what } => what.is_none() && made(path),
-            NameOperation::Renamed { from, to, what, .. } => made(to) || what.is_none() && made(from),
-            // No name gives way to another one of a file, and of a file that was taken since the old one is not there.
-            NameOperation::Linked { .. } | NameOperation::Taken { .. } => false,
-        }
-    }
-
-    /// A directory is whoever's who made something in it: holders of copies tell of files in directories that their home made.
-    fn is_made_by_others(&self, node: NodeId, nodes: &Range<NodeId>, home: Incarnation) -> bool {
-        let Ok(found) = self.tree.node(node) else { return false };
-        nodes.contains(&node)
-            && match &found.body {
-                Body::File(file) => file.id.incarnation != home,
-                Body::Symlink(_) | Body::Special(_) => true,
-                Body::Directory(directory) => {
-                    directory.by_cookie.values().any(|entry| self.is_made_by_others(entry.node, nodes, home))
-                }
-            }
     }
 
     fn follow(
@@ -363,7 +337,7 @@ impl State {
             }
             NameOperation::Removed { path, what } => {
                 let (parent, name) = self.tree.split(path)?;
-                let node = self.meant(parent, name, *what)?;
+                let node = meant(&self.tree, parent, name, *what)?;
                 let gone = if self.tree.node(node)?.is_directory() {
                     self.tree.rmdir(parent, name, now_ns)?
                 } else {
@@ -382,7 +356,7 @@ impl State {
             }
             NameOperation::Renamed { from, to, exchange, what } => {
                 let (from, to) = (self.tree.split(from)?, self.tree.split(to)?);
-                let moved = self.meant(from.0, from.1, *what)?;
+                let moved = meant(&self.tree, from.0, from.1, *what)?;
                 self.loses_place(from, moved);
                 if *exchange {
                     self.loses_place(to, self.tree.child(to.0, to.1)?);
@@ -402,7 +376,7 @@ impl State {
     }
 
     fn shows(&self, file: FileId, own: Incarnation) -> bool {
-        self.node_of(file, own).is_some_and(|node| self.is_in_sight(node))
+        self.node_of(file, own).is_some_and(|node| is_in_sight(&self.tree, node))
     }
 
     /// Gives the names of `old` to bytes that another node writes or has written. Who has the old ones open keeps them.
@@ -478,7 +452,7 @@ impl State {
                 // better, unless it had given up the bytes, and then lost the name: what it told of it then is all that it is told now.
                 let of_home = facts.file.incarnation == home && (home != own || known.is_none());
                 // They are read to the end; whoever opens the name from now on has the others.
-                let node = if of_home && self.is_open_with_other_bytes(node, facts)? {
+                let node = if of_home && self.tree.node(node)?.is_open_with_other_bytes(facts)? {
                     self.begin_anew(node, facts, home)?
                 } else {
                     node
@@ -487,22 +461,13 @@ impl State {
                     self.take_facts(node, facts, home)?;
                 }
                 if of_home && home == own {
-                    self.take_back(node)?;
+                    self.tree.file_mut(node)?.take_back();
                 }
                 (node, if of_home { Teller::Home } else { Teller::Other })
             }
         };
         self.take_attributes(node, told, teller)?;
         Ok(node)
-    }
-
-    /// A file that was taken for another node's is this node's own.
-    fn take_back(&mut self, id: NodeId) -> Result<(), FsError> {
-        let file = self.tree.file_mut(id)?;
-        file.remote = None;
-        let own = |writer: &Arc<WriterId>| Arc::new(WriterId { home: None, ..WriterId::clone(writer) });
-        file.writers = file.writers.iter().map(own).collect();
-        Ok(())
     }
 
     /// A node that another node has at `path`, made where it is missing.
@@ -577,7 +542,7 @@ impl State {
         let here = self.tree.child(parent, name).ok();
         let Some(found) = found else {
             let ours = (parent, name) == (ROOT, HIDDEN);
-            if here.is_some_and(|here| !ours && !self.is_special(here)) {
+            if here.is_some_and(|here| !ours && !is_special(&self.tree, here)) {
                 self.drop_name(parent, name, now_ns)?;
             }
             return Ok(());
@@ -608,17 +573,13 @@ impl State {
         self.settle_other_names((parent, name), found, asked_at, now_ns)
     }
 
-    fn is_special(&self, node: NodeId) -> bool {
-        self.tree.node(node).is_ok_and(|node| matches!(node.body, Body::Special(_)))
-    }
-
     /// Takes a name away with all that is below it. What somebody has open lives on without it; what only this node has is put
     /// aside, since it may have another name by now.
     pub(super) fn drop_name(&mut self, parent: NodeId, name: &[u8], now_ns: i64) -> Result<(), FsError> {
         let top = self.tree.child(parent, name)?;
         loop {
             let (mut at, mut entry) = (top, (parent, name.to_vec()));
-            while let Some((name, below)) = self.first_entry(at) {
+            while let Some((name, below)) = first_entry(&self.tree, at) {
                 entry = (at, name);
                 at = below;
             }
@@ -654,7 +615,7 @@ impl State {
         if node >= since {
             return Ok(true);
         }
-        if since == NodeId::MAX || !self.has_since(node, since) {
+        if since == NodeId::MAX || !has_since(&self.tree, node, since) {
             return Ok(false);
         }
         let below = self.tree.node(node)?.directory()?.by_name.keys().cloned();
@@ -665,13 +626,54 @@ impl State {
         }
         Ok(true)
     }
+}
 
-    fn has_since(&self, node: NodeId, since: NodeId) -> bool {
-        let below = |directory: &super::node::Directory| {
-            directory.by_cookie.values().any(|entry| self.has_since(entry.node, since))
-        };
-        node >= since || self.tree.node(node).and_then(|found| found.directory()).is_ok_and(below)
+/// The node that a name means, if that is what is told of.
+fn meant(tree: &Tree, parent: NodeId, name: &[u8], what: Option<FileId>) -> Result<NodeId, FsError> {
+    let node = tree.child(parent, name)?;
+    if tree.node(node)?.file_id() == what { Ok(node) } else { Err(FsError::Stale) }
+}
+
+/// A directory is whoever's who made something in it: holders of copies tell of files in directories that their home made.
+fn is_made_by_others(tree: &Tree, node: NodeId, nodes: &Range<NodeId>, home: Incarnation) -> bool {
+    let Ok(found) = tree.node(node) else { return false };
+    nodes.contains(&node)
+        && match &found.body {
+            Body::File(file) => file.id.incarnation != home,
+            Body::Symlink(_) | Body::Special(_) => true,
+            Body::Directory(directory) => {
+                directory.by_cookie.values().any(|entry| is_made_by_others(tree, entry.node, nodes, home))
+            }
+        }
+}
+
+/// Whether an operation of `home` would supersede, move or remove what others made among `nodes`.
+fn meets_made(tree: &Tree, operation: &NameOperation, nodes: &Range<NodeId>, home: Incarnation) -> bool {
+    let made = |path: &[u8]| tree.resolve(path).is_ok_and(|node| is_made_by_others(tree, node, nodes, home));
+    match operation {
+        // Two that make one directory have the same.
+        NameOperation::Directory { path, .. } => {
+            let is_directory = |node| tree.node(node).is_ok_and(Node::is_directory);
+            !tree.resolve(path).is_ok_and(is_directory) && made(path)
+        }
+        NameOperation::Symlink { path, .. } | NameOperation::File { path, .. } => made(path),
+        // A file is known by more than its name.
+        NameOperation::Removed { path, what } => what.is_none() && made(path),
+        NameOperation::Renamed { from, to, what, .. } => made(to) || what.is_none() && made(from),
+        // No name gives way to another one of a file, and of a file that was taken since the old one is not there.
+        NameOperation::Linked { .. } | NameOperation::Taken { .. } => false,
     }
+}
+
+fn has_since(tree: &Tree, node: NodeId, since: NodeId) -> bool {
+    let below = |directory: &super::node::Directory| {
+        directory.by_cookie.values().any(|entry| has_since(tree, entry.node, since))
+    };
+    node >= since || tree.node(node).and_then(|found| found.directory()).is_ok_and(below)
+}
+
+fn is_special(tree: &Tree, node: NodeId) -> bool {
+    tree.node(node).is_ok_and(|node| matches!(node.body, Body::Special(_)))
 }
 
 /// The directories of a path, and its last part.

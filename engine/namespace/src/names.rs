@@ -8,11 +8,12 @@ use super::attr::{Attr, Kind, Special, attr};
 use super::begun::Made;
 use super::guarded::Guarded;
 use super::handle::DirEntry;
+use super::hidden::path_in;
 use super::node::{Body, Link, Node};
 use super::outgoing::attributes;
 use super::session::Answer;
 use super::tree::Tree;
-use super::{Caller, FsError, MAX_TARGET_BYTES, Namespace, NodeId, State};
+use super::{Caller, FsError, MAX_TARGET_BYTES, Namespace, NodeId};
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::Generation;
@@ -138,14 +139,14 @@ impl NameCalls<'_> {
             if state.tree.weight_bytes >= limit {
                 return Err(FsError::NoSpace);
             }
-            let (gid, sgid) = state.inherited(parent, caller)?;
+            let (gid, sgid) = state.tree.node(parent)?.inherited(caller);
             let mode = if matches!(body, Body::Directory(_)) { mode | sgid } else { mode };
             let id = state.tree.number();
             let mut node = Node::new(id, mode, caller.uid, gid, caller.now_ns, body);
             node.lookups = 1;
             state.tree.insert(id, node);
             state.tree.attach(parent, name, id, caller.now_ns);
-            state.tell(|state| state.made(parent, name, id));
+            state.tell(|state| made_operation(&state.tree, parent, name, id));
             state.note_name(parent, name);
             state.tree.mark(id);
             state.answer(caller.request, Answer::Entered(id));
@@ -166,7 +167,7 @@ impl NameCalls<'_> {
             let first = state.tree.node(node)?.first_link();
             state.tree.link(node, parent, name, caller.now_ns)?;
             state.tell(|state| {
-                let (from, path) = (state.tree.path(first?)?, state.path_in(parent, name)?);
+                let (from, path) = (state.tree.path(first?)?, path_in(&state.tree, parent, name)?);
                 Some(NameOperation::Linked { from, path, what: state.tree.node(node).ok()?.file_id() })
             });
             state.note_name(parent, name);
@@ -192,7 +193,7 @@ impl NameCalls<'_> {
             let node = state.tree.unlink(parent, name, caller.now_ns)?;
             state.tell(|state| {
                 let what = state.tree.node(node).ok()?.file_id();
-                Some(NameOperation::Removed { path: state.path_in(parent, name)?, what })
+                Some(NameOperation::Removed { path: path_in(&state.tree, parent, name)?, what })
             });
             state.note_name(parent, name);
             if let Some((file, remover)) = remover {
@@ -213,7 +214,7 @@ impl NameCalls<'_> {
         self.state.change(|state| {
             let node = state.tree.rmdir(parent, name, caller.now_ns)?;
             state.tell(|state| {
-                Some(NameOperation::Removed { path: state.path_in(parent, name)?, what: None })
+                Some(NameOperation::Removed { path: path_in(&state.tree, parent, name)?, what: None })
             });
             state.note_name(parent, name);
             state.answer(caller.request, Answer::Done);
@@ -235,7 +236,8 @@ impl NameCalls<'_> {
         flags: u32,
     ) -> Result<(), FsError> {
         self.state.change(|state| {
-            let told = state.moves(from, to, flags == RENAME_EXCHANGE);
+            let exchange = flags == RENAME_EXCHANGE;
+            let told = state.outgoing.as_ref().and_then(|_| moves(&state.tree, from, to, exchange));
             match flags {
                 0 | RENAME_NOREPLACE => {
                     let no_replace = flags == RENAME_NOREPLACE;
@@ -330,37 +332,6 @@ impl NameCalls<'_> {
     }
 }
 
-impl State {
-    /// What is told of a node that was just made.
-    pub(super) fn made(&self, parent: NodeId, name: &[u8], id: NodeId) -> Option<NameOperation> {
-        let node = self.tree.node(id).ok()?;
-        let (path, attributes) = (self.path_in(parent, name)?, attributes(node));
-        match &node.body {
-            Body::Directory(_) => Some(NameOperation::Directory { path, attributes }),
-            Body::Symlink(target) => {
-                Some(NameOperation::Symlink { path, target: target.to_vec(), attributes })
-            }
-            Body::File(file) => Some(NameOperation::File { path, file: file.id, attributes }),
-            Body::Special(_) => None,
-        }
-    }
-
-    /// What is told of a rename, before it is carried out: the paths are as they were.
-    fn moves(&self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) -> Option<NameOperation> {
-        self.outgoing.as_ref()?;
-        let what = self.tree.child(from.0, from.1).and_then(|node| self.tree.node(node)).ok()?.file_id();
-        let (from, to) = (self.path_in(from.0, from.1)?, self.path_in(to.0, to.1)?);
-        Some(NameOperation::Renamed { from, to, exchange, what })
-    }
-
-    /// Group and sgid bit of what is made in `parent`.
-    pub(super) fn inherited(&self, parent: NodeId, caller: &Caller) -> Result<(u32, u32), FsError> {
-        let parent = self.tree.node(parent)?;
-        let sgid = parent.mode & SGID;
-        Ok((if sgid == 0 { caller.gid } else { parent.gid }, sgid))
-    }
-}
-
 impl Tree {
     pub(super) fn names_of(&self, node: NodeId) -> Vec<(NodeId, Vec<u8>)> {
         let Ok(found) = self.node(node) else { return Vec::new() };
@@ -388,5 +359,31 @@ impl Tree {
         }
         self.touched.node(node);
         self.mark(node);
+    }
+}
+/// What is told of a node that was just made.
+pub(super) fn made_operation(tree: &Tree, parent: NodeId, name: &[u8], id: NodeId) -> Option<NameOperation> {
+    let node = tree.node(id).ok()?;
+    let (path, attributes) = (path_in(tree, parent, name)?, attributes(node));
+    match &node.body {
+        Body::Directory(_) => Some(NameOperation::Directory { path, attributes }),
+        Body::Symlink(target) => Some(NameOperation::Symlink { path, target: target.to_vec(), attributes }),
+        Body::File(file) => Some(NameOperation::File { path, file: file.id, attributes }),
+        Body::Special(_) => None,
+    }
+}
+
+/// What is told of a rename, before it is carried out: the paths are as they were.
+fn moves(tree: &Tree, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) -> Option<NameOperation> {
+    let what = tree.child(from.0, from.1).and_then(|node| tree.node(node)).ok()?.file_id();
+    let (from, to) = (path_in(tree, from.0, from.1)?, path_in(tree, to.0, to.1)?);
+    Some(NameOperation::Renamed { from, to, exchange, what })
+}
+
+impl Node {
+    /// Group and sgid bit of what is made in this directory.
+    pub(super) fn inherited(&self, caller: &Caller) -> (u32, u32) {
+        let sgid = self.mode & SGID;
+        (if sgid == 0 { caller.gid } else { self.gid }, sgid)
     }
 }

@@ -13,6 +13,7 @@ use super::cold::ColdFile;
 use super::file::File;
 use super::guarded::own_file;
 use super::handle::OpenFile;
+use super::names::made_operation;
 use super::node::{Body, Node};
 use super::outgoing::attributes;
 use super::reclaim::Candidate;
@@ -116,7 +117,7 @@ impl Namespace {
         let mut backing = Some(backing);
         let made = self.state.change(|state| {
             state.tree.check_free(parent, name)?;
-            let (gid, _) = state.inherited(parent, caller)?;
+            let (gid, _) = state.tree.node(parent)?.inherited(caller);
             let id = state.tree.number();
             let mut file = File::new(self.state.file_id(id), Generation(id), backing.take(), caller.now_ns);
             file.add_writer(writer.as_ref());
@@ -137,7 +138,7 @@ impl Namespace {
             })?;
             state.handles.made(open.fh);
             state.tree.attach(parent, name, id, caller.now_ns);
-            state.tell(|state| state.made(parent, name, id));
+            state.tell(|state| made_operation(&state.tree, parent, name, id));
             state.note_name(parent, name);
             state.tree.mark(id);
             state.answer(caller.request, Answer::Created(id, open.fh));

@@ -9,10 +9,11 @@
 use super::attr::observe;
 use super::carried::CarriedNames;
 use super::guarded::Guarded;
-use super::node::{Body, Node};
+use super::node::Node;
+use super::standing::node_in_sight;
 use super::unanswered::Unanswered;
 use super::view::NODES_AT_ONCE;
-use super::{FileState, FileView, NodeId, ROOT, State, is_hidden};
+use super::{FileState, FileView, NodeId, ROOT, State};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttributes};
@@ -182,7 +183,7 @@ impl Publications<'_> {
                 && bytes < bytes_most
                 && let Some(node) = touched.pop_first()
             {
-                let found = state.outgoing_node(node);
+                let found = node_in_sight(&state.tree, node);
                 state.note_begun(node, found.as_ref());
                 bytes += found.as_ref().map_or(0, OutgoingNode::bytes_most);
                 states.extend(found);
@@ -474,30 +475,6 @@ impl State {
         }
     }
 
-    /// The path of a name in a directory.
-    pub(super) fn path_in(&self, parent: NodeId, name: &[u8]) -> Option<Vec<u8>> {
-        let path = if parent == ROOT {
-            name.to_vec()
-        } else {
-            [&self.tree.path(self.tree.node(parent).ok()?.first_link()?)?, name].join(&b'/')
-        };
-        (!is_hidden(&path)).then_some(path)
-    }
-
-    fn path_in_sight(&self, id: NodeId) -> Option<Vec<u8>> {
-        let node = self.tree.nodes.get(&id)?;
-        node.links().filter_map(|link| self.tree.path(link)).find(|path| !is_hidden(path))
-    }
-
-    /// Whether a node has a name that programs see.
-    pub(super) fn is_in_sight(&self, id: NodeId) -> bool {
-        self.path_in_sight(id).is_some()
-    }
-
-    pub(super) fn outgoing_node(&self, id: NodeId) -> Option<OutgoingNode> {
-        self.outgoing_under(id, self.path_in_sight(id)?)
-    }
-
     /// Operations that are kept in one go with the present tree count as a publication of this node; gives its number.
     pub(super) fn publish_to_keeper(&mut self) -> u64 {
         let Some(outgoing) = &mut self.outgoing else { return 0 };
@@ -505,30 +482,6 @@ impl State {
             outgoing.unanswered.publish(usize::MAX, usize::MAX);
         }
         outgoing.unanswered.publication()
-    }
-
-    /// A node as it stands, under a path.
-    pub(super) fn outgoing_under(&self, id: NodeId, path: Vec<u8>) -> Option<OutgoingNode> {
-        let node = self.tree.nodes.get(&id)?;
-        let attributes = attributes(node);
-        let (attributes, body) = match &node.body {
-            Body::Directory(_) => (attributes, OutgoingBody::Directory),
-            Body::Symlink(target) => (attributes, OutgoingBody::Symlink(target.to_vec())),
-            // What its other end is, lives on this node only.
-            Body::Special(_) => return None,
-            Body::File(_) => {
-                let view = self.view(id)?;
-                (NodeAttributes { mtime_ns: view.mtime_ns, ..attributes }, OutgoingBody::File(Box::new(view)))
-            }
-        };
-        Some(OutgoingNode {
-            node: id,
-            path,
-            attributes,
-            attributes_ns: node.attributes_ns,
-            other_names: None,
-            body,
-        })
     }
 }
 

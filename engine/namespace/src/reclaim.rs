@@ -191,7 +191,8 @@ impl<'a> HostRoom<'a> {
                     if freed + taken >= bytes {
                         break;
                     }
-                    if state.may_take(candidate.node, place, wanted) {
+                    let file = state.tree.file_mut(candidate.node);
+                    if file.is_ok_and(|file| file.may_be_taken(place, wanted)) {
                         taken += state.evict(candidate.node).unwrap_or(0);
                     }
                 }
@@ -216,14 +217,16 @@ impl<'a> HostRoom<'a> {
     }
 }
 
-impl State {
-    fn may_take(&mut self, node: NodeId, place: Place, wanted: Wanted) -> bool {
-        let Ok(file) = self.tree.file_mut(node) else { return false };
-        let here = file.backing.as_deref().is_some_and(|backing| Place::of(backing) == place);
-        let prefetched = file.prefetched_until.is_some_and(|until| Instant::now() < until);
+impl File {
+    /// Whether a round of reclaiming may take its bytes, as far as it says itself.
+    fn may_be_taken(&self, place: Place, wanted: Wanted) -> bool {
+        let here = self.backing.as_deref().is_some_and(|backing| Place::of(backing) == place);
+        let prefetched = self.prefetched_until.is_some_and(|until| Instant::now() < until);
         here && (!prefetched || wanted == Wanted::Prefetched)
     }
+}
 
+impl State {
     /// Gives the bytes that are freed. One that is in use, or lies elsewhere, stays for the next time.
     fn drop_leftover(&mut self, node: NodeId, place: Place) -> u64 {
         let Ok(known) = self.tree.node_mut(node) else { return 0 };

@@ -6,6 +6,7 @@
 use super::Mutex;
 use super::file::SealHold;
 use super::guarded::Guarded;
+use super::tree::Tree;
 use super::{FsError, NodeId, ROOT, State, UNPOISONED};
 use std::io;
 use std::sync::Arc;
@@ -70,27 +71,24 @@ const OTHERS_READ: u32 = 0o004;
 const GROUP_PASSES: u32 = 0o010;
 const OTHERS_PASS: u32 = 0o001;
 
-impl State {
-    /// Who besides its owner can read a file by its first name, as the kernel would decide it: by the file's mode, and by the
-    /// modes of all directories above.
-    fn readers(&self, node: NodeId) -> Readers {
-        let Some(file) = self.tree.nodes.get(&node) else { return Readers::default() };
-        let (mut group, mut others) = (file.mode & GROUP_READS != 0, file.mode & OTHERS_READ != 0);
-        let mut at = node;
-        while at != ROOT {
-            let Some(directory) =
-                self.tree.parent(at).and_then(|parent| Some((parent, self.tree.nodes.get(&parent)?)))
-            else {
-                // Of no name, or below a directory that was removed.
-                return Readers::default();
-            };
-            at = directory.0;
-            let (mode, gid) = (directory.1.mode, directory.1.gid);
-            others &= mode & OTHERS_PASS != 0;
-            group &= mode & if gid == file.gid { GROUP_PASSES } else { OTHERS_PASS } != 0;
-        }
-        Readers { gid: file.gid, group, others }
+/// Who besides its owner can read a file by its first name, as the kernel would decide it: by the file's mode, and by the
+/// modes of all directories above.
+fn readers(tree: &Tree, node: NodeId) -> Readers {
+    let Some(file) = tree.nodes.get(&node) else { return Readers::default() };
+    let (mut group, mut others) = (file.mode & GROUP_READS != 0, file.mode & OTHERS_READ != 0);
+    let mut at = node;
+    while at != ROOT {
+        let Some(directory) = tree.parent(at).and_then(|parent| Some((parent, tree.nodes.get(&parent)?)))
+        else {
+            // Of no name, or below a directory that was removed.
+            return Readers::default();
+        };
+        at = directory.0;
+        let (mode, gid) = (directory.1.mode, directory.1.gid);
+        others &= mode & OTHERS_PASS != 0;
+        group &= mode & if gid == file.gid { GROUP_PASSES } else { OTHERS_PASS } != 0;
     }
+    Readers { gid: file.gid, group, others }
 }
 
 impl SealPin {
@@ -234,7 +232,7 @@ impl Seals<'_> {
             file.fate.step(FileEvent::Numbered).map_err(|_| FsError::Stale)?;
             let (id, number) = (file.id, file.fate.last_seal());
             state.tree.touched.node(node);
-            let readers = state.readers(node);
+            let readers = readers(&state.tree, node);
             Ok(StandingBytes { file: id, number, backing, reach, readers })
         });
         numbered.ok()
@@ -343,7 +341,7 @@ impl Seals<'_> {
             let size_bytes = frozen.size_bytes;
             let backing = Arc::clone(file.backing.as_ref()?);
             let hold = file.hold();
-            Some(SealPin { backing, size_bytes, readers: state.readers(node), hold })
+            Some(SealPin { backing, size_bytes, readers: readers(&state.tree, node), hold })
         })
     }
 

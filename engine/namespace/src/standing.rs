@@ -3,9 +3,16 @@
 //! Owns: finding them, by path, by identity and all at once. Does not own: which of them are to be told (`outgoing`), their form
 //! ([`OutgoingNode`]).
 
+use super::OutgoingBody;
 use super::guarded::Guarded;
+use super::hidden::path_in_sight;
+use super::links::other_names;
 use super::node::{Body, Node};
+use super::outgoing::attributes;
+use super::tree::Tree;
+use super::view::file_view;
 use super::{FileState, NodeId, OutgoingNode, is_hidden};
+use tidemark_protocol::cluster::wire::NodeAttributes;
 use tidemark_protocol::id::{FileId, Incarnation};
 use tidemark_protocol::path::join;
 
@@ -31,9 +38,9 @@ impl StandingNodes<'_> {
     pub fn whole_tree(&self) -> Vec<OutgoingNode> {
         let mut nodes = Vec::new();
         self.state.for_each_node(|state, id| {
-            let Some(found) = state.outgoing_node(id) else { return };
+            let Some(found) = node_in_sight(&state.tree, id) else { return };
             state.note_begun(id, Some(&found));
-            nodes.push(OutgoingNode { other_names: state.other_names(id, &found.path), ..found });
+            nodes.push(OutgoingNode { other_names: other_names(&state.tree, id, &found.path), ..found });
         });
         nodes.sort_unstable_by(|one, other| one.path.cmp(&other.path));
         nodes
@@ -96,9 +103,9 @@ impl StandingNodes<'_> {
     pub fn outgoing_at(&self, path: &[u8]) -> Option<OutgoingNode> {
         self.state.look(|state| {
             let node = state.tree.resolve(path).ok()?;
-            let mut found = state.outgoing_node(node)?;
+            let mut found = node_in_sight(&state.tree, node)?;
             path.clone_into(&mut found.path);
-            found.other_names = state.other_names(node, path);
+            found.other_names = other_names(&state.tree, node, path);
             Some(found)
         })
     }
@@ -106,7 +113,7 @@ impl StandingNodes<'_> {
     /// One file by its identity.
     #[must_use]
     pub fn outgoing_file(&self, file: FileId) -> Option<OutgoingNode> {
-        self.state.look(|state| state.outgoing_node(state.node_of(file, self.state.incarnation)?))
+        self.state.look(|state| node_in_sight(&state.tree, state.node_of(file, self.state.incarnation)?))
     }
 
     /// The same, in sight or not.
@@ -115,7 +122,7 @@ impl StandingNodes<'_> {
         self.state.look(|state| {
             let node = state.node_of(file, self.state.incarnation)?;
             let path = state.tree.path(state.tree.node(node).ok()?.first_link()?)?;
-            state.outgoing_node(node).or_else(|| state.outgoing_under(node, path))
+            node_in_sight(&state.tree, node).or_else(|| node_under(&state.tree, node, path))
         })
     }
 
@@ -126,12 +133,39 @@ impl StandingNodes<'_> {
             let directory = state.tree.resolve(path).ok()?;
             let entries = &state.tree.node(directory).ok()?.directory().ok()?.by_cookie;
             let found = entries.values().filter_map(|entry| {
-                let mut found = state.outgoing_node(entry.node)?;
+                let mut found = node_in_sight(&state.tree, entry.node)?;
                 found.path = join(path, &entry.name);
-                found.other_names = state.other_names(entry.node, &found.path);
+                found.other_names = other_names(&state.tree, entry.node, &found.path);
                 (!is_hidden(&found.path)).then_some(found)
             });
             Some(found.collect())
         })
     }
+}
+/// A node as it stands, under a path.
+pub(super) fn node_under(tree: &Tree, id: NodeId, path: Vec<u8>) -> Option<OutgoingNode> {
+    let node = tree.nodes.get(&id)?;
+    let attributes = attributes(node);
+    let (attributes, body) = match &node.body {
+        Body::Directory(_) => (attributes, OutgoingBody::Directory),
+        Body::Symlink(target) => (attributes, OutgoingBody::Symlink(target.to_vec())),
+        // What its other end is, lives on this node only.
+        Body::Special(_) => return None,
+        Body::File(_) => {
+            let view = file_view(tree, id)?;
+            (NodeAttributes { mtime_ns: view.mtime_ns, ..attributes }, OutgoingBody::File(Box::new(view)))
+        }
+    };
+    Some(OutgoingNode {
+        node: id,
+        path,
+        attributes,
+        attributes_ns: node.attributes_ns,
+        other_names: None,
+        body,
+    })
+}
+
+pub(super) fn node_in_sight(tree: &Tree, id: NodeId) -> Option<OutgoingNode> {
+    node_under(tree, id, path_in_sight(tree, id)?)
 }

@@ -6,11 +6,13 @@ use super::attr::observe;
 use super::copies::Present;
 use super::file::ObjectCopy;
 use super::guarded::Guarded;
+use super::links::other_names;
 use super::mirror::Remote;
 use super::node::{Body, Node};
+use super::tree::Tree;
 use super::writer::WriterId;
 use super::{FileState, HIDDEN, ROOT, ReclaimClass};
-use super::{FsError, NodeId, State};
+use super::{FsError, NodeId};
 use std::sync::Arc;
 use tidemark_content::Judgement;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
@@ -103,17 +105,17 @@ pub struct NodeViews<'a> {
 impl NodeViews<'_> {
     /// A file; none for what is no file, has no name left, or is gone.
     pub fn view(&self, node: NodeId) -> Option<FileView> {
-        self.state.look(|state| state.view(node))
+        self.state.look(|state| file_view(&state.tree, node))
     }
 
     /// The same of a file that may have lost its last name: somebody has it open, or the kernel remembers it.
     pub fn view_of_node(&self, node: NodeId) -> Option<FileView> {
-        self.state.look(|state| state.view_with(node, Vec::new()))
+        self.state.look(|state| file_view_with(&state.tree, node, Vec::new()))
     }
 
     /// A file by its identity.
     pub fn view_of(&self, file: FileId) -> Option<FileView> {
-        self.state.look(|state| state.view(state.node_of(file, self.state.incarnation)?))
+        self.state.look(|state| file_view(&state.tree, state.node_of(file, self.state.incarnation)?))
     }
 
     /// All files below a path, itself included where it is one, in no order; those out of sight only when the path is one of
@@ -133,7 +135,7 @@ impl NodeViews<'_> {
                             let seen = entries.filter(|entry| at != ROOT || *entry.name != *HIDDEN);
                             todo.extend(seen.map(|entry| entry.node));
                         }
-                        Body::File(_) => views.extend(state.view(at)),
+                        Body::File(_) => views.extend(file_view(&state.tree, at)),
                         Body::Symlink(_) | Body::Special(_) => {}
                     }
                 }
@@ -197,7 +199,7 @@ impl NodeViews<'_> {
         self.state
             .look(|state| {
                 let node = state.tree.resolve(path).ok()?;
-                state.other_names(node, path)
+                other_names(&state.tree, node, path)
             })
             .unwrap_or_default()
     }
@@ -233,51 +235,48 @@ impl NodeViews<'_> {
 /// Nodes looked at in one hold of the lock.
 pub(super) const NODES_AT_ONCE: usize = 256;
 
-impl State {
-    pub(super) fn view(&self, id: NodeId) -> Option<FileView> {
-        let node: &Node = self.tree.nodes.get(&id)?;
-        let Body::File(_) = &node.body else { return None };
-        let paths: Vec<Vec<u8>> = node.links().filter_map(|link| self.tree.path(link)).collect();
-        if paths.is_empty() { None } else { self.view_with(id, paths) }
-    }
+pub(super) fn file_view_with(tree: &Tree, id: NodeId, paths: Vec<Vec<u8>>) -> Option<FileView> {
+    let node: &Node = tree.nodes.get(&id)?;
+    let Body::File(file) = &node.body else { return None };
+    let observed = observe(node, file).ok()?;
+    let seal = file.fate.last_seal();
+    let remote = file.remote.as_deref();
+    Some(FileView {
+        node: id,
+        file: file.id,
+        ino: node.ino,
+        paths,
+        size_bytes: observed.size_bytes,
+        mode: node.mode,
+        uid: node.uid,
+        gid: node.gid,
+        mtime_ns: observed.mtime_ns,
+        xattrs: node.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.pairs()),
+        generation: file.generation,
+        state: remote.map_or_else(|| file.fate.state(), |remote| remote.state.clone()),
+        writers: file.writers.iter().map(|writer| WriterId::clone(writer)).collect(),
+        links: node.link_count(),
+        opens: file.opens,
+        host: file.backing.is_some(),
+        object: file.object.as_ref().filter(|noted| noted.0 == seal).map(|noted| noted.1.clone()),
+        content: file.judged.as_ref().and_then(|judged| judged.as_deref().cloned()),
+        judged: file.judged.is_some(),
+        reclaim: file.class,
+        opened_ns: file.opened_ns,
+        closed_ns: file.closed_ns,
+        published_ns: remote.map_or_else(|| file.flushed_ns.max(file.named_ns), |remote| remote.published_ns),
+        cut: remote.map_or_else(|| file.fate.is_cut(), |remote| remote.state == FileState::Cut),
+        closed_again: remote.is_none() && file.fate.is_closed_again(),
+        renamed: remote.map_or_else(|| file.fate.is_vouched(), |remote| remote.vouched),
+        renamed_cut: remote.is_none() && file.fate.is_renamed_cut(),
+        last_seal: seal,
+        remote: file.remote.clone(),
+    })
+}
 
-    fn view_with(&self, id: NodeId, paths: Vec<Vec<u8>>) -> Option<FileView> {
-        let node: &Node = self.tree.nodes.get(&id)?;
-        let Body::File(file) = &node.body else { return None };
-        let observed = observe(node, file).ok()?;
-        let seal = file.fate.last_seal();
-        let remote = file.remote.as_deref();
-        Some(FileView {
-            node: id,
-            file: file.id,
-            ino: node.ino,
-            paths,
-            size_bytes: observed.size_bytes,
-            mode: node.mode,
-            uid: node.uid,
-            gid: node.gid,
-            mtime_ns: observed.mtime_ns,
-            xattrs: node.xattrs.as_ref().map_or_else(Vec::new, |xattrs| xattrs.pairs()),
-            generation: file.generation,
-            state: remote.map_or_else(|| file.fate.state(), |remote| remote.state.clone()),
-            writers: file.writers.iter().map(|writer| WriterId::clone(writer)).collect(),
-            links: node.link_count(),
-            opens: file.opens,
-            host: file.backing.is_some(),
-            object: file.object.as_ref().filter(|noted| noted.0 == seal).map(|noted| noted.1.clone()),
-            content: file.judged.as_ref().and_then(|judged| judged.as_deref().cloned()),
-            judged: file.judged.is_some(),
-            reclaim: file.class,
-            opened_ns: file.opened_ns,
-            closed_ns: file.closed_ns,
-            published_ns: remote
-                .map_or_else(|| file.flushed_ns.max(file.named_ns), |remote| remote.published_ns),
-            cut: remote.map_or_else(|| file.fate.is_cut(), |remote| remote.state == FileState::Cut),
-            closed_again: remote.is_none() && file.fate.is_closed_again(),
-            renamed: remote.map_or_else(|| file.fate.is_vouched(), |remote| remote.vouched),
-            renamed_cut: remote.is_none() && file.fate.is_renamed_cut(),
-            last_seal: seal,
-            remote: file.remote.clone(),
-        })
-    }
+pub(super) fn file_view(tree: &Tree, id: NodeId) -> Option<FileView> {
+    let node: &Node = tree.nodes.get(&id)?;
+    let Body::File(_) = &node.body else { return None };
+    let paths: Vec<Vec<u8>> = node.links().filter_map(|link| tree.path(link)).collect();
+    if paths.is_empty() { None } else { file_view_with(tree, id, paths) }
 }

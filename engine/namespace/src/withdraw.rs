@@ -3,6 +3,7 @@
 //! Owns: both. Does not own: which versions are given up (`node::gc`).
 
 use super::hidden::HiddenNames;
+use super::tree::Tree;
 use super::view::NODES_AT_ONCE;
 use super::view::NodeViews;
 use super::{FsError, NodeId, State};
@@ -83,7 +84,7 @@ impl HiddenNames<'_> {
         directories.sort_by_key(|path| std::cmp::Reverse(path.as_bytes().len()));
         self.state.change(|state| {
             for path in directories {
-                let Some(parent) = state.parent_of(path) else { continue };
+                let Some(parent) = parent_of(&state.tree, path) else { continue };
                 // One that is not empty, or no directory any more, is somebody's.
                 if let Ok(node) = state.tree.rmdir(parent, path.name(), now_ns) {
                     state.tree.mark(node);
@@ -109,8 +110,8 @@ impl HiddenNames<'_> {
 
 impl State {
     fn leads(&self, listed: &Listed<'_>, paths: &HashSet<&[u8]>, own: Incarnation) -> Leads {
-        let named =
-            self.parent_of(listed.path).and_then(|parent| self.tree.child(parent, listed.path.name()).ok());
+        let named = parent_of(&self.tree, listed.path)
+            .and_then(|parent| self.tree.child(parent, listed.path.name()).ok());
         let mut leads = Leads {
             names: named.is_some_and(|node| self.tree.holds(node, listed.file, listed.seal)),
             ..Leads::default()
@@ -134,7 +135,7 @@ impl State {
 
     /// The name that is gone, and the directory that it was in.
     fn withdraw<'a>(&mut self, listed: &Listed<'a>, now_ns: i64) -> Option<(NodeId, &'a [u8])> {
-        let (parent, name) = (self.parent_of(listed.path)?, listed.path.name());
+        let (parent, name) = (parent_of(&self.tree, listed.path)?, listed.path.name());
         let node = self.tree.child(parent, name).ok()?;
         if !self.tree.holds(node, listed.file, listed.seal) || self.tree.unlink(parent, name, now_ns).is_err()
         {
@@ -144,8 +145,7 @@ impl State {
         self.forsake(node);
         Some((parent, name))
     }
-
-    fn parent_of(&self, path: &RelPath) -> Option<NodeId> {
-        path.parent().map_or(Some(super::ROOT), |above| self.tree.resolve(above.as_bytes()).ok())
-    }
+}
+fn parent_of(tree: &Tree, path: &RelPath) -> Option<NodeId> {
+    path.parent().map_or(Some(super::ROOT), |above| tree.resolve(above.as_bytes()).ok())
 }

@@ -9,6 +9,7 @@
 
 mod read;
 
+use super::tree::Tree;
 pub(super) use read::decode;
 
 use super::attr::Special;
@@ -573,40 +574,6 @@ impl State {
         writer.close();
     }
 
-    /// Appends records of everything about up to `count` nodes after `after`, and of those `ends` of their writers that were not told yet;
-    /// returns the last of the nodes.
-    pub(super) fn encode_slice(
-        &self,
-        after: NodeId,
-        count: usize,
-        (ends, told): (&Ends, &mut BTreeSet<Process>),
-        out: &mut Vec<u8>,
-    ) -> Option<NodeId> {
-        let mut last = None;
-        for (id, node) in self.tree.nodes.range(after + 1..).take(count) {
-            let mut writer = Writer::new(out);
-            writer.node(*id, node);
-            if let Body::File(file) = &node.body {
-                writer.chunks(*id, file);
-                if !file.writers.is_empty() {
-                    writer.writers(*id, &file.writers);
-                }
-                for (process, end) in ends.untold(&file.writers, told) {
-                    writer.ended(process, end);
-                }
-            }
-            for (name, value) in node.xattrs.iter().flat_map(|xattrs| &xattrs.values) {
-                writer.xattr(*id, name, Some(value));
-            }
-            for link in node.links() {
-                writer.entry(link, self.tree.entry_at(link).map(|entry| (&*entry.name, entry.node)));
-            }
-            writer.close();
-            last = Some(*id);
-        }
-        last
-    }
-
     /// Ends a snapshot: the number that is given next, the kernel's session, what other nodes have not been told, and what they told.
     pub(super) fn encode_rest(&self, out: &mut Vec<u8>) {
         let mut writer = Writer::new(out);
@@ -628,6 +595,40 @@ impl State {
         writer.heard(&self.heard.snapshot());
         writer.close();
     }
+}
+
+/// Appends records of everything about up to `count` nodes after `after`, and of those `ends` of their writers that were not told yet;
+/// returns the last of the nodes.
+pub(super) fn encode_slice(
+    tree: &Tree,
+    after: NodeId,
+    count: usize,
+    (ends, told): (&Ends, &mut BTreeSet<Process>),
+    out: &mut Vec<u8>,
+) -> Option<NodeId> {
+    let mut last = None;
+    for (id, node) in tree.nodes.range(after + 1..).take(count) {
+        let mut writer = Writer::new(out);
+        writer.node(*id, node);
+        if let Body::File(file) = &node.body {
+            writer.chunks(*id, file);
+            if !file.writers.is_empty() {
+                writer.writers(*id, &file.writers);
+            }
+            for (process, end) in ends.untold(&file.writers, told) {
+                writer.ended(process, end);
+            }
+        }
+        for (name, value) in node.xattrs.iter().flat_map(|xattrs| &xattrs.values) {
+            writer.xattr(*id, name, Some(value));
+        }
+        for link in node.links() {
+            writer.entry(link, tree.entry_at(link).map(|entry| (&*entry.name, entry.node)));
+        }
+        writer.close();
+        last = Some(*id);
+    }
+    last
 }
 
 #[cfg(test)]
