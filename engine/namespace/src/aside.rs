@@ -81,7 +81,7 @@ impl State {
         if !(is_last && only_here) {
             return Ok(false);
         }
-        let directory = self.make_hidden(&place(), now_ns)?;
+        let directory = self.tree.quietly().make_hidden(&place(), now_ns)?;
         let (moved, _) = self.tree.rename(from, (directory, &name_of(node)), true, now_ns)?;
         self.tree.mark(moved);
         Ok(true)

@@ -9,7 +9,7 @@ use super::file::{File, ObjectCopy};
 use super::guarded::Guarded;
 use super::handle::OpenFile;
 use super::hidden::is_out_of_sight;
-use super::node::{Body, Node};
+use super::node::Body;
 use super::open::OpenOutcome;
 use super::reclaim::Candidate;
 use super::xattr::Xattrs;
@@ -23,10 +23,6 @@ use tidemark_tier1::Backing;
 
 /// How long fetched bytes are kept for the open that asked for them.
 const RESTORE_HOLD: Duration = Duration::from_secs(10);
-
-/// The mode of a directory of which nothing is known; and the one where that could let somebody in who was kept out.
-const DIRECTORY_MODE: u32 = 0o755;
-const OWNERS_DIRECTORY_MODE: u32 = 0o700;
 
 /// What is to be fetched before a file can be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -329,17 +325,17 @@ impl State {
                         .filter(|node| self.tree.is_reachable(*node))
                         .ok_or(FsError::NotFound)?,
                 };
-                let parent = self.make_parents_of_link(node, &parts, entry)?;
-                return self.adopt_link(node, parent, name);
+                let parent = self.tree.quietly().make_parents_of_link(node, &parts, entry)?;
+                return self.tree.quietly().adopt_link(node, parent, name);
             }
             AdoptKind::Directory => {
-                let parent = self.make_parents(&parts, entry)?;
+                let parent = self.tree.quietly().make_parents(&parts, entry)?;
                 match self.tree.child(parent, name) {
                     Ok(existing) if self.tree.node(existing)?.is_directory() => existing,
                     Ok(_) => return Err(FsError::Exists),
                     Err(_) => {
                         let body = Body::Directory(Box::default());
-                        self.adopt_node(parent, name, entry, body)?
+                        self.tree.quietly().adopt_node(parent, name, entry, body)?
                     }
                 }
             }
@@ -347,12 +343,17 @@ impl State {
                 if target.is_empty() || target.len() > MAX_TARGET_BYTES {
                     return Err(FsError::NameTooLong);
                 }
-                let parent = self.make_parents(&parts, entry)?;
-                self.adopt_node(parent, name, entry, Body::Symlink(target.as_slice().into()))?
+                let parent = self.tree.quietly().make_parents(&parts, entry)?;
+                self.tree.quietly().adopt_node(
+                    parent,
+                    name,
+                    entry,
+                    Body::Symlink(target.as_slice().into()),
+                )?
             }
             AdoptKind::Special(special) => {
-                let parent = self.make_parents(&parts, entry)?;
-                self.adopt_node(parent, name, entry, Body::Special(special))?
+                let parent = self.tree.quietly().make_parents(&parts, entry)?;
+                self.tree.quietly().adopt_node(parent, name, entry, Body::Special(special))?
             }
             AdoptKind::File { file, seal, size_bytes, crc, ref chunks, ref object } => {
                 if chunks.len() as u64 != tidemark_protocol::layout::chunk_count(size_bytes)
@@ -366,8 +367,8 @@ impl State {
                 if let Some(known) = known.filter(|known| self.tree.is_reachable(*known)) {
                     // Hard links of one file in two checkpoints: each lists one of its names.
                     if self.tree.holds(known, file, seal) {
-                        let parent = self.make_parents(&parts, entry)?;
-                        return self.adopt_link(known, parent, name);
+                        let parent = self.tree.quietly().make_parents(&parts, entry)?;
+                        return self.tree.quietly().adopt_link(known, parent, name);
                     }
                     // Saved over, torn and out of sight: it makes way.
                     if is_out_of_sight(&self.tree, known) {
@@ -384,8 +385,9 @@ impl State {
                 let frozen = Seal { number: seal, size_bytes, crc, chunks: Arc::clone(chunks) };
                 adopted.fate = FileFate::found(Some(frozen), seal, false, false, false);
                 adopted.object = object.clone().map(|object| Box::new((seal, object)));
-                let parent = self.make_parents(&parts, entry)?;
-                let id = self.adopt_node(parent, name, entry, Body::File(Box::new(adopted)))?;
+                let parent = self.tree.quietly().make_parents(&parts, entry)?;
+                let id =
+                    self.tree.quietly().adopt_node(parent, name, entry, Body::File(Box::new(adopted)))?;
                 let made = self.tree.file_mut(id)?;
                 made.generation = Generation(id);
                 if taken {
@@ -411,85 +413,6 @@ impl State {
         self.tree.touched.node(id);
         self.tree.mark(id);
         Ok(id)
-    }
-
-    /// The directory of `parts`, made where it is missing with what the entry below it has.
-    pub(super) fn make_parents(&mut self, parts: &[&[u8]], entry: &AdoptEntry) -> Result<NodeId, FsError> {
-        self.make_parents_with(parts, entry, DIRECTORY_MODE)
-    }
-
-    /// The same above another name of a node. A document tells of the directories of such names; where it does not, nobody knows to whom
-    /// they were open. So they are the owner's of what is named, and nobody else's: who should get in can be let in, and who should not
-    /// have cannot be sent out again.
-    fn make_parents_of_link(
-        &mut self,
-        node: NodeId,
-        parts: &[&[u8]],
-        entry: &AdoptEntry,
-    ) -> Result<NodeId, FsError> {
-        let named = self.tree.node(node)?;
-        let (uid, gid, mtime_ns) = (named.uid, named.gid, named.mtime_ns);
-        let above = AdoptEntry { uid, gid, mtime_ns, ..entry.clone() };
-        self.make_parents_with(parts, &above, OWNERS_DIRECTORY_MODE)
-    }
-
-    fn make_parents_with(
-        &mut self,
-        parts: &[&[u8]],
-        entry: &AdoptEntry,
-        mode: u32,
-    ) -> Result<NodeId, FsError> {
-        let mut at = ROOT;
-        for part in parts {
-            at = match self.tree.child(at, part) {
-                Ok(found) => found,
-                Err(FsError::NotFound) => {
-                    let made = self.adopt_node(at, part, entry, Body::Directory(Box::default()))?;
-                    self.tree.node_mut(made)?.mode = mode;
-                    made
-                }
-                Err(error) => return Err(error),
-            };
-        }
-        self.tree.node(at)?.directory()?;
-        Ok(at)
-    }
-
-    fn adopt_link(&mut self, node: NodeId, parent: NodeId, name: &[u8]) -> Result<NodeId, FsError> {
-        let ctime_ns = self.tree.node(node)?.ctime_ns;
-        self.keeping_times(parent, |state| state.tree.link(node, parent, name, ctime_ns))?;
-        self.tree.mark(node);
-        Ok(node)
-    }
-
-    pub(super) fn adopt_node(
-        &mut self,
-        parent: NodeId,
-        name: &[u8],
-        entry: &AdoptEntry,
-        body: Body,
-    ) -> Result<NodeId, FsError> {
-        self.tree.check_free(parent, name)?;
-        let id = self.tree.number();
-        self.tree.insert(id, Node::new(id, DIRECTORY_MODE, entry.uid, entry.gid, entry.mtime_ns, body));
-        self.keeping_times(parent, |state| {
-            state.tree.attach(parent, name, id, entry.mtime_ns);
-            Ok(())
-        })?;
-        Ok(id)
-    }
-
-    pub(super) fn keeping_times(
-        &mut self,
-        directory: NodeId,
-        f: impl FnOnce(&mut Self) -> Result<(), FsError>,
-    ) -> Result<(), FsError> {
-        let node = self.tree.node(directory)?;
-        let times = (node.mtime_ns, node.ctime_ns);
-        f(self)?;
-        let node = self.tree.node_mut(directory)?;
-        (node.mtime_ns, node.ctime_ns) = times;
-        Ok(())
     }
 }
 

@@ -175,7 +175,7 @@ impl PeerCopies<'_> {
                 return Err(FsError::NoSpace);
             }
             let (backing, sharing) = bytes(state)?;
-            let parent = state.make_hidden(&[HIDDEN, COPIES].join(&b'/'), now_ns)?;
+            let parent = state.tree.quietly().make_hidden(&[HIDDEN, COPIES].join(&b'/'), now_ns)?;
             let name = format!("{}.{}", copy.file, copy.seal).into_bytes();
             state.tree.check_free(parent, &name)?;
             let (id, meta) = (state.tree.number(), &copy.meta);
@@ -190,8 +190,8 @@ impl PeerCopies<'_> {
             node.xattrs = Some(xattrs);
             rebase(&mut node, copy.size_bytes)?;
             state.tree.insert(id, node);
-            state.keeping_times(parent, |state| {
-                state.tree.attach(parent, &name, id, now_ns);
+            state.tree.quietly().keeping_times(parent, |tree| {
+                tree.attach(parent, &name, id, now_ns);
                 Ok(())
             })?;
             state.tree.touched.chunks.push(id);

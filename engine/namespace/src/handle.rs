@@ -151,7 +151,7 @@ impl State {
         writable: bool,
     ) -> Result<OpenFile, FsError> {
         let open = self.open_handle(node, writable, caller.now_ns)?;
-        self.answer(caller.request, Answer::Opened(open.fh));
+        self.session.answer(caller.request, Answer::Opened(open.fh));
         Ok(open)
     }
 }

@@ -7,8 +7,8 @@
 //! A coordinator whose daemon is killed begins again with the tree that it had, and nobody has to make names anew: among those might be
 //! names that were taken away since. What is kept of that tree elsewhere is older, and would undo what this node did last.
 
+use super::NodeId;
 use super::catalog::CatalogTree;
-use super::{NodeId, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use tidemark_protocol::id::Epoch;
@@ -158,6 +158,11 @@ impl Heard {
         let away = self.away.made.iter().map(|(life, made)| (life.clone(), Some(made.clone())));
         Unjournaled { epoch: Some(self.epoch), lives: lives.collect(), away: away.collect() }
     }
+
+    /// The operations of a publication before this one are carried out, in the same change.
+    pub(super) fn note_done(&mut self, life: &NodeLife, publication: u64, operations: usize) {
+        self.set(life, Taken { publication, operations: operations as u64, whole: false });
+    }
 }
 
 impl CatalogTree<'_> {
@@ -265,13 +270,6 @@ impl CatalogTree<'_> {
     #[must_use]
     pub fn next_node(&self) -> NodeId {
         self.state.look(|state| state.tree.next)
-    }
-}
-
-impl State {
-    /// The operations of a publication before this one are carried out, in the same change.
-    pub(super) fn note_operations_done(&mut self, life: &NodeLife, publication: u64, operations: usize) {
-        self.heard.set(life, Taken { publication, operations: operations as u64, whole: false });
     }
 }
 

@@ -133,7 +133,7 @@ impl HiddenNames<'_> {
             .getattr(NodeViews { state: self.state }.node_at(path.as_bytes()).ok_or(FsError::NotFound)?)?;
         let now_ns = self.state.now_ns();
         let caller = Caller { uid: old.uid, gid: old.gid, now_ns, pid: 0, request: 0 };
-        let parent = self.state.change(|state| state.make_hidden(HIDDEN, now_ns))?;
+        let parent = self.state.change(|state| state.tree.quietly().make_hidden(HIDDEN, now_ns))?;
         match self.namespace.names().unlink(&caller, parent, NEW) {
             Ok(()) | Err(FsError::NotFound) => {}
             Err(error) => return Err(error),
@@ -147,10 +147,10 @@ impl HiddenNames<'_> {
         self.drop_torn(path)?;
         self.state.change(|state| {
             let to = state.tree.split(path.as_bytes())?;
-            state.move_name(path.as_bytes(), &torn_path(path), now_ns)?;
-            state.keeping_times(to.0, |state| {
-                let (new, _) = state.tree.rename((parent, NEW), to, true, now_ns)?;
-                state.tree.renamed(new, now_ns);
+            state.tree.quietly().move_name(path.as_bytes(), &torn_path(path), now_ns)?;
+            state.tree.quietly().keeping_times(to.0, |tree| {
+                let (new, _) = tree.rename((parent, NEW), to, true, now_ns)?;
+                tree.renamed(new, now_ns);
                 Ok(())
             })
         })?;
@@ -180,7 +180,7 @@ impl HiddenNames<'_> {
 
     fn move_name(&self, from: &[u8], to: &[u8]) -> Result<(), FsError> {
         let now_ns = self.state.now_ns();
-        self.state.change(|state| state.move_name(from, to, now_ns))
+        self.state.change(|state| state.tree.quietly().move_name(from, to, now_ns))
     }
 
     /// Removes what a path names and all below it, in slices of the lock. A file that is open goes with its last handle.
@@ -267,24 +267,6 @@ fn write_all(open: &OpenFile, bytes: &[u8]) -> Result<(), FsError> {
 }
 
 impl State {
-    fn move_name(&mut self, from: &[u8], to: &[u8], now_ns: i64) -> Result<(), FsError> {
-        let (from_parent, from_name) = self.tree.split(from)?;
-        self.tree.entry(from_parent, from_name)?;
-        if let (true, Some(at)) = (is_hidden(to), to.iter().rposition(|byte| *byte == b'/')) {
-            self.make_hidden(&to[..at], now_ns)?;
-        }
-        let to = self.tree.split(to)?;
-        self.keeping_times(from_parent, |state| {
-            state.keeping_times(to.0, |state| {
-                // Not as if the job had renamed it: that would vouch for its bytes.
-                let (moved, _) = state.tree.rename((from_parent, from_name), to, true, now_ns)?;
-                state.tree.touched.node(moved);
-                state.tree.mark(moved);
-                Ok(())
-            })
-        })
-    }
-
     /// Gives a file's bytes and names to a new node, so that its identity is free for what it was before.
     ///
     /// [`FsError::Busy`] while it is open: then its handles need it as it is.
@@ -318,27 +300,5 @@ impl State {
         self.tree.mark(id);
         self.forsake(old);
         Ok(id)
-    }
-
-    /// Makes a hidden directory and those above it; gives the last.
-    pub(super) fn make_hidden(&mut self, path: &[u8], now_ns: i64) -> Result<NodeId, FsError> {
-        let mut at = ROOT;
-        for name in path.split(|byte| *byte == b'/') {
-            at = match self.tree.child(at, name) {
-                Ok(found) => found,
-                Err(FsError::NotFound) => {
-                    let id = self.tree.number();
-                    let body = Body::Directory(Box::default());
-                    self.tree.insert(id, Node::new(id, 0o755, 0, 0, now_ns, body));
-                    self.keeping_times(at, |state| {
-                        state.tree.attach(at, name, id, now_ns);
-                        Ok(())
-                    })?;
-                    id
-                }
-                Err(error) => return Err(error),
-            };
-        }
-        Ok(at)
     }
 }

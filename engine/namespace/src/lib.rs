@@ -47,6 +47,7 @@ mod overwrite;
 mod parts;
 mod pidfd;
 mod process;
+mod quiet;
 mod reader;
 mod reclaim;
 mod record;

@@ -57,7 +57,7 @@ impl State {
             {
                 continue;
             }
-            self.keeping_times(parent, |state| state.tree.unlink(parent, &name, now_ns).map(drop))?;
+            self.tree.quietly().keeping_times(parent, |tree| tree.unlink(parent, &name, now_ns).map(drop))?;
             self.loses_name(parent, &name, node);
         }
         Ok(())
@@ -98,7 +98,7 @@ impl State {
     ) -> Result<(NodeId, &'a [u8]), FsError> {
         let (parents, name) = parts(path)?;
         let entry = entry(path, &told.attributes, AdoptKind::Directory);
-        Ok((self.make_parents(&parents, &entry)?, name))
+        Ok((self.tree.quietly().make_parents(&parents, &entry)?, name))
     }
 
     /// Gives a node this name, whatever has it.
@@ -113,7 +113,7 @@ impl State {
             Ok(_) => self.drop_name(parent, name, now_ns)?,
             Err(_) => {}
         }
-        self.keeping_times(parent, |state| state.tree.link(node, parent, name, now_ns).map(drop))?;
+        self.tree.quietly().keeping_times(parent, |tree| tree.link(node, parent, name, now_ns).map(drop))?;
         self.tree.mark(node);
         Ok(())
     }

@@ -81,7 +81,7 @@ impl Mirror<'_> {
                         tracing::debug!(?operation, %error, "an operation of another node finds another tree here");
                     }
                 }
-                state.note_operations_done(from, publication, next);
+                state.heard.note_done(from, publication, next);
                 Ok(())
             });
             if let Err(error) = followed {
@@ -479,17 +479,17 @@ impl State {
     ) -> Result<NodeId, FsError> {
         let (parents, name) = parts(path)?;
         let entry = entry(path, attributes, AdoptKind::Directory);
-        let parent = self.make_parents(&parents, &entry)?;
+        let parent = self.tree.quietly().make_parents(&parents, &entry)?;
         match self.tree.child(parent, name) {
             Ok(there) => match (&self.tree.node(there)?.body, &body) {
                 (Body::Directory(_), Body::Directory(_)) => Ok(there),
                 (Body::Symlink(one), Body::Symlink(other)) if one == other => Ok(there),
                 _ => {
                     self.drop_name(parent, name, attributes.mtime_ns)?;
-                    self.adopt_node(parent, name, &entry, body)
+                    self.tree.quietly().adopt_node(parent, name, &entry, body)
                 }
             },
-            Err(_) => self.adopt_node(parent, name, &entry, body),
+            Err(_) => self.tree.quietly().adopt_node(parent, name, &entry, body),
         }
     }
 
@@ -507,7 +507,7 @@ impl State {
         }
         let (parents, name) = parts(path)?;
         let entry = entry(path, attributes, AdoptKind::Directory);
-        let parent = self.make_parents(&parents, &entry)?;
+        let parent = self.tree.quietly().make_parents(&parents, &entry)?;
         if let Ok(there) = self.tree.child(parent, name) {
             if self.tree.node(there)?.file().is_ok_and(|found| found.id == file) {
                 return Ok(there);
@@ -518,13 +518,13 @@ impl State {
         if let Some(&known) = self.adopted.get(&file)
             && self.tree.is_reachable(known)
         {
-            self.keeping_times(parent, |state| state.tree.link(known, parent, name, opened_ns))?;
+            self.tree.quietly().keeping_times(parent, |tree| tree.link(known, parent, name, opened_ns))?;
             self.tree.mark(known);
             return Ok(known);
         }
         let mut mirror = File::new(file, super::Generation(0), None, opened_ns);
         mirror.remote = Some(Box::new(Remote::begun(home, opened_ns)));
-        let id = self.adopt_node(parent, name, &entry, Body::File(Box::new(mirror)))?;
+        let id = self.tree.quietly().adopt_node(parent, name, &entry, Body::File(Box::new(mirror)))?;
         self.tree.file_mut(id)?.generation = super::Generation(id);
         self.adopted.insert(file, id);
         self.tree.mark(id);
@@ -560,16 +560,15 @@ impl State {
             self.take_attributes(here, found, Teller::Other)?;
             return self.settle_other_names((parent, name), found, asked_at, now_ns);
         }
-        self.keeping_times(parent, |state| {
-            if let NodeKind::File(facts) = &found.kind
-                && let Some(known) =
-                    state.node_of(facts.file, own).filter(|node| state.tree.is_reachable(*node))
-            {
-                // It has this name by now, whatever it is called here.
-                state.give_name(known, (parent, name), now_ns)?;
-            }
-            state.take_state(found, home, own).map(drop)
-        })?;
+        let times = self.tree.quietly().times(parent)?;
+        if let NodeKind::File(facts) = &found.kind
+            && let Some(known) = self.node_of(facts.file, own).filter(|node| self.tree.is_reachable(*node))
+        {
+            // It has this name by now, whatever it is called here.
+            self.give_name(known, (parent, name), now_ns)?;
+        }
+        self.take_state(found, home, own)?;
+        self.tree.quietly().put_back(parent, times)?;
         self.settle_other_names((parent, name), found, asked_at, now_ns)
     }
 

@@ -149,7 +149,7 @@ impl NameCalls<'_> {
             state.tell(|state| made_operation(&state.tree, parent, name, id));
             state.note_name(parent, name);
             state.tree.mark(id);
-            state.answer(caller.request, Answer::Entered(id));
+            state.session.answer(caller.request, Answer::Entered(id));
             attr(id, state.tree.node(id)?)
         })
     }
@@ -172,7 +172,7 @@ impl NameCalls<'_> {
             });
             state.note_name(parent, name);
             state.tree.named(node, caller.now_ns);
-            state.answer(caller.request, Answer::Entered(node));
+            state.session.answer(caller.request, Answer::Entered(node));
             let linked = state.tree.node_mut(node)?;
             linked.lookups += 1;
             attr(node, linked)
@@ -199,7 +199,7 @@ impl NameCalls<'_> {
             if let Some((file, remover)) = remover {
                 state.note_remover(file, remover);
             }
-            state.answer(caller.request, Answer::Done);
+            state.session.answer(caller.request, Answer::Done);
             state.tree.mark(node);
             state.release_unreachable(node);
             Ok(())
@@ -217,7 +217,7 @@ impl NameCalls<'_> {
                 Some(NameOperation::Removed { path: path_in(&state.tree, parent, name)?, what: None })
             });
             state.note_name(parent, name);
-            state.answer(caller.request, Answer::Done);
+            state.session.answer(caller.request, Answer::Done);
             state.tree.mark(node);
             state.release_unreachable(node);
             Ok(())
@@ -258,7 +258,7 @@ impl NameCalls<'_> {
             state.tell(|_| told);
             state.note_name(from.0, from.1);
             state.note_name(to.0, to.1);
-            state.answer(caller.request, Answer::Done);
+            state.session.answer(caller.request, Answer::Done);
             Ok(())
         })
     }

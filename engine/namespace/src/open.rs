@@ -141,7 +141,7 @@ impl Namespace {
             state.tell(|state| made_operation(&state.tree, parent, name, id));
             state.note_name(parent, name);
             state.tree.mark(id);
-            state.answer(caller.request, Answer::Created(id, open.fh));
+            state.session.answer(caller.request, Answer::Created(id, open.fh));
             Ok((attr_of_new(id, state.tree.node(id)?), open))
         });
         match made {

@@ -9,7 +9,7 @@
 
 use super::attr::{Attr, attr};
 use super::guarded::Guarded;
-use super::{FsError, NodeId, State};
+use super::{FsError, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -78,21 +78,19 @@ impl Session {
         let inherited = self.inherited.iter().filter(move |_| !late);
         inherited.chain(&self.answers).map(|(request, answer)| (*request, *answer))
     }
+
+    /// Notes, in the change that carries a request out, what its answer is.
+    pub(super) fn answer(&mut self, request: RequestId, answer: Answer) {
+        if request != 0 {
+            self.answers.insert(request, answer);
+            self.touched.answers.push((request, answer));
+        }
+    }
 }
 
 impl TouchedSession {
     pub(super) fn is_empty(&self) -> bool {
         !self.ended && self.answers.is_empty() && self.handles.is_empty() && self.backing_ids.is_empty()
-    }
-}
-
-impl State {
-    /// Notes, in the change that carries a request out, what its answer is.
-    pub(super) fn answer(&mut self, request: RequestId, answer: Answer) {
-        if request != 0 {
-            self.session.answers.insert(request, answer);
-            self.session.touched.answers.push((request, answer));
-        }
     }
 }
 

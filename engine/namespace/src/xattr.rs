@@ -169,7 +169,7 @@ impl XattrCalls<'_> {
             state.tree.weight_bytes -= replaced as u64;
             state.tree.touched.xattrs.push((node, key));
             state.note_attributes(node, caller.now_ns)?;
-            state.answer(caller.request, Answer::Done);
+            state.session.answer(caller.request, Answer::Done);
             Ok(())
         })
     }
@@ -202,7 +202,7 @@ impl XattrCalls<'_> {
             state.tree.weight_bytes -= (key.len() + old.len()) as u64;
             state.tree.touched.xattrs.push((node, key));
             state.note_attributes(node, caller.now_ns)?;
-            state.answer(caller.request, Answer::Done);
+            state.session.answer(caller.request, Answer::Done);
             Ok(())
         })
     }
