@@ -37,7 +37,7 @@ impl Mirror<'_> {
     pub fn end_aside(&self, file: FileId, found: Option<&NodeState>) -> Result<(), FsError> {
         let now_ns = self.state.now_ns();
         self.state.change(|state| {
-            state.mute();
+            state.outgoing.mute();
             let directory = state.tree.resolve(&place())?;
             let is_it = |node: &NodeId| {
                 let found = state.tree.node(*node).and_then(|node| node.file());
@@ -72,7 +72,7 @@ impl State {
         now_ns: i64,
     ) -> Result<bool, FsError> {
         // The catalog's own word is the last.
-        if self.removed.is_some() || self.outgoing.is_none() {
+        if self.removed.is_some() || !self.outgoing.is_collected() {
             return Ok(false);
         }
         let found = self.tree.node(node)?;

@@ -57,11 +57,7 @@ impl State {
     pub(super) fn note_attributes(&mut self, node: NodeId, now_ns: i64) -> Result<(), FsError> {
         let target = self.tree.node_mut(node)?;
         target.attributes_were_set(now_ns);
-        if self.outgoing.is_some() {
-            for (parent, name) in self.tree.names_of(node) {
-                self.note_name(parent, &name);
-            }
-        }
+        self.outgoing.note_names_of(&self.tree, node);
         self.tree.touched.node(node);
         self.tree.mark(node);
         Ok(())

@@ -49,24 +49,24 @@ impl Adoption<'_> {
     pub fn carry_names(&self) {
         self.state.look(|state| {
             let mut carried = Carried::default();
-            let untold = state.outgoing.iter().flat_map(|outgoing| outgoing.unanswered.operations());
+            let untold = state.outgoing.untold.iter().flat_map(|outgoing| outgoing.unanswered.operations());
             untold.cloned().for_each(|operation| carried.push(operation));
-            state.carried = CarriedNames(Some(carried));
+            state.outgoing.carried = CarriedNames(Some(carried));
         });
     }
 
     /// The names of Tier-3 are in the tree.
     pub fn end_carrying(&self) {
-        self.state.look(|state| state.carried = CarriedNames::default());
+        self.state.look(|state| state.outgoing.carried = CarriedNames::default());
     }
 
     /// Whether names of Tier-3 come into the tree after operations that it does not know of.
     pub fn is_carrying(&self) -> bool {
-        self.state.look(|state| state.carried.is_collected())
+        self.state.look(|state| state.outgoing.carried.is_collected())
     }
 
     /// The present names of a file that Tier-3 has under `path`.
     pub fn carried_names(&self, path: &[u8], file: FileId) -> Vec<Vec<u8>> {
-        self.state.look(|state| state.carried.names(path, Some(file)))
+        self.state.look(|state| state.outgoing.carried.names(path, Some(file)))
     }
 }

@@ -222,8 +222,8 @@ impl CatalogTree<'_> {
             told.all = !state.tree.changes.has_unkept();
             // In one hold: what is told of the tree is what came of these operations.
             if told.all {
-                told.publication = state.publish_to_keeper();
-                told.loss = state.outgoing.as_ref().and_then(|outgoing| outgoing.unanswered.lost());
+                told.publication = state.outgoing.publish_to_keeper();
+                told.loss = state.outgoing.untold.as_ref().and_then(|outgoing| outgoing.unanswered.lost());
             }
             Ok(())
         });
@@ -252,7 +252,7 @@ impl CatalogTree<'_> {
     /// This moment.
     #[must_use]
     pub fn moment(&self) -> Moment {
-        self.state.look(|state| Moment { names: state.outgoing_number(), next: state.tree.next })
+        self.state.look(|state| Moment { names: state.outgoing.number(), next: state.tree.next })
     }
 
     /// What the last coordinator knew of other nodes' processes.

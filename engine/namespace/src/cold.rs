@@ -275,7 +275,7 @@ impl Adoption<'_> {
         let xattrs = Xattrs::from_pairs(&entry.xattrs)?;
         let limit = self.state.weight_limit();
         self.state.change(|state| {
-            let names = state.carried.names(&entry.path, entry.kind.file()).into_iter();
+            let names = state.outgoing.carried.names(&entry.path, entry.kind.file()).into_iter();
             let entries = names.map(|path| AdoptEntry { path, ..entry.clone() });
             Ok(entries
                 .map(|entry| state.adopt(&entry, xattrs.clone(), limit, self.state.incarnation))
@@ -373,7 +373,7 @@ impl State {
                     // Saved over, torn and out of sight: it makes way.
                     if is_out_of_sight(&self.tree, known) {
                         self.renew(known, own, entry.mtime_ns)?;
-                    } else if self.outgoing.is_some() || self.removed.is_some() {
+                    } else if self.outgoing.is_collected() || self.removed.is_some() {
                         // Other nodes know it by its identity.
                         return Err(FsError::Exists);
                     } else {

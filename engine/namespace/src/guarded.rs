@@ -105,7 +105,7 @@ impl Guarded {
         let journals = !state.pending.is_empty();
         let woken = std::mem::take(&mut state.woken) && state.waiting > 0;
         let dirty = state.watching > 0 && state.tree.changes.has_dirty();
-        let tells = state.tells();
+        let tells = state.outgoing.tells();
         let is_unkept = state.tree.changes.has_unkept();
         let trash = std::mem::take(&mut state.trash);
         let lost_names = std::mem::take(&mut state.lost_names);

@@ -212,7 +212,7 @@ impl HandleCalls<'_> {
                 let node = handle.node;
                 state.session.touched.handles.insert(fh);
                 // Close-to-open over nodes: RELEASE may come after somebody elsewhere has looked.
-                state.tell_size(node);
+                state.outgoing.tell_size(node);
             }
             Ok(())
         })

@@ -257,7 +257,7 @@ impl CatalogTree<'_> {
 
     fn note_heard(&self, note: impl FnOnce(&mut Heard)) {
         let journaled = self.state.change(|state| {
-            state.mute();
+            state.outgoing.mute();
             note(&mut state.heard);
             Ok(())
         });

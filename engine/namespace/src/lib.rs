@@ -105,7 +105,6 @@ pub use writer::{Ended, Peers, SessionKey, WriterId};
 pub use writers::Writers;
 pub use xattr::{XattrCalls, XattrSource};
 
-use carried::CarriedNames;
 use catalog::Removed;
 use ends::Ends;
 use fates::Fates;
@@ -293,9 +292,7 @@ struct State {
     made: VecDeque<Made>,
     /// Something that a waiter may wait for has happened.
     woken: bool,
-    /// What other nodes are to be told; none where there are none.
-    outgoing: Option<Outgoing>,
-    carried: CarriedNames,
+    outgoing: Outgoing,
     /// What this node heard as the coordinator.
     heard: heard::Heard,
     /// Files that were removed; none where this tree is not the catalog.
@@ -453,8 +450,7 @@ impl State {
             removers: VecDeque::new(),
             made: VecDeque::new(),
             woken: false,
-            outgoing: None,
-            carried: CarriedNames::default(),
+            outgoing: Outgoing::default(),
             heard: heard::Heard::default(),
             removed: None,
         }

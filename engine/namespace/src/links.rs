@@ -46,14 +46,16 @@ impl State {
         let mut names = BTreeSet::from([(parent, name.to_vec())]);
         for path in others.iter().take(OTHER_NAMES_MAX) {
             let (parent, name) = self.make_directories_of(path, found)?;
-            if !self.is_newer(parent, name, asked_at) {
+            if !self.outgoing.is_newer(parent, name, asked_at) {
                 self.give_name(node, (parent, name), now_ns)?;
             }
             names.insert((parent, name.to_vec()));
         }
         for (parent, name) in self.tree.names_of(node) {
             let is_hidden = path_in(&self.tree, parent, &name).is_none();
-            if names.contains(&(parent, name.clone())) || is_hidden || self.is_newer(parent, &name, asked_at)
+            if names.contains(&(parent, name.clone()))
+                || is_hidden
+                || self.outgoing.is_newer(parent, &name, asked_at)
             {
                 continue;
             }

@@ -69,14 +69,14 @@ impl Mirror<'_> {
         while done < operations.len() {
             let next = operations.len().min(done + SETTLED_AT_ONCE);
             let followed = self.state.change(|state| {
-                state.mute();
+                state.outgoing.mute();
                 let away = state.heard.made_while_away(from).cloned();
                 for operation in &operations[done..next] {
                     if away.as_ref().is_some_and(|away| meets_made(&state.tree, operation, away, from.incarnation)) {
                         tracing::warn!(?operation, %from, "another node made something of this name while it was away, which stays");
                         continue;
                     }
-                    state.carried.note(operation);
+                    state.outgoing.carried.note(operation);
                     if let Err(error) = state.follow(operation, from.incarnation, self.state.incarnation, now_ns) {
                         tracing::debug!(?operation, %error, "an operation of another node finds another tree here");
                     }
@@ -97,7 +97,7 @@ impl Mirror<'_> {
         let mut nameless = Vec::new();
         for states in states.chunks(SETTLED_AT_ONCE) {
             let taken = self.state.change(|state| {
-                state.mute();
+                state.outgoing.mute();
                 for told in states {
                     if !makes && !state.has(told, self.state.incarnation) {
                         if let NodeKind::File(facts) = &told.kind {
@@ -137,9 +137,9 @@ impl Mirror<'_> {
     ) -> Result<(), FsError> {
         let now_ns = self.state.now_ns();
         self.state.change(|state| {
-            state.mute();
+            state.outgoing.mute();
             let parent = state.tree.resolve(directory)?;
-            if state.is_newer(parent, name, asked_at) {
+            if state.outgoing.is_newer(parent, name, asked_at) {
                 return Ok(());
             }
             state.settle_name((parent, name), found, asked_at, self.state.incarnation, now_ns)
@@ -174,11 +174,11 @@ impl Mirror<'_> {
         let mut settled = Ok(());
         for states in found.chunks(SETTLED_AT_ONCE) {
             let result = self.state.change(|state| {
-                state.mute();
+                state.outgoing.mute();
                 let parent = state.tree.resolve(directory)?;
                 for told in states {
                     let name = name_of(told);
-                    if !state.is_newer(parent, &name, asked_at) {
+                    if !state.outgoing.is_newer(parent, &name, asked_at) {
                         state.settle_name(
                             (parent, &name),
                             Some(told),
@@ -194,12 +194,12 @@ impl Mirror<'_> {
         }
         settled?;
         self.state.change(|state| {
-            state.mute();
+            state.outgoing.mute();
             let parent = state.tree.resolve(directory)?;
             let here = state.tree.node(parent)?.directory()?.by_name.keys();
             let surplus: Vec<_> = here.filter(|name| !names.contains(&***name)).cloned().collect();
             for name in surplus {
-                if state.is_newer(parent, &name, asked_at)
+                if state.outgoing.is_newer(parent, &name, asked_at)
                     || state.drop_before(parent, &name, made_since, now_ns)?
                 {
                     continue;
@@ -216,7 +216,7 @@ impl Mirror<'_> {
         tracing::debug!(?files, "no name is left of them");
         for file in files {
             let ended = self.state.change(|state| {
-                state.mute();
+                state.outgoing.mute();
                 state.forget_copies_of(*file);
                 let Some(node) = state.node_of(*file, self.state.incarnation) else { return Ok(()) };
                 for link in state.tree.node(node)?.links().collect::<Vec<_>>() {

@@ -146,8 +146,8 @@ impl NameCalls<'_> {
             node.lookups = 1;
             state.tree.insert(id, node);
             state.tree.attach(parent, name, id, caller.now_ns);
-            state.tell(|state| made_operation(&state.tree, parent, name, id));
-            state.note_name(parent, name);
+            state.outgoing.tell(|| made_operation(&state.tree, parent, name, id));
+            state.outgoing.note_name(parent, name);
             state.tree.mark(id);
             state.session.answer(caller.request, Answer::Entered(id));
             attr(id, state.tree.node(id)?)
@@ -166,11 +166,11 @@ impl NameCalls<'_> {
             }
             let first = state.tree.node(node)?.first_link();
             state.tree.link(node, parent, name, caller.now_ns)?;
-            state.tell(|state| {
+            state.outgoing.tell(|| {
                 let (from, path) = (state.tree.path(first?)?, path_in(&state.tree, parent, name)?);
                 Some(NameOperation::Linked { from, path, what: state.tree.node(node).ok()?.file_id() })
             });
-            state.note_name(parent, name);
+            state.outgoing.note_name(parent, name);
             state.tree.named(node, caller.now_ns);
             state.session.answer(caller.request, Answer::Entered(node));
             let linked = state.tree.node_mut(node)?;
@@ -191,11 +191,11 @@ impl NameCalls<'_> {
         let remover = sealed.and_then(|file| Some((file, self.writers.identify(caller.pid)?)));
         self.state.change(|state| {
             let node = state.tree.unlink(parent, name, caller.now_ns)?;
-            state.tell(|state| {
+            state.outgoing.tell(|| {
                 let what = state.tree.node(node).ok()?.file_id();
                 Some(NameOperation::Removed { path: path_in(&state.tree, parent, name)?, what })
             });
-            state.note_name(parent, name);
+            state.outgoing.note_name(parent, name);
             if let Some((file, remover)) = remover {
                 state.note_remover(file, remover);
             }
@@ -213,10 +213,10 @@ impl NameCalls<'_> {
     pub fn rmdir(&self, caller: &Caller, parent: NodeId, name: &[u8]) -> Result<(), FsError> {
         self.state.change(|state| {
             let node = state.tree.rmdir(parent, name, caller.now_ns)?;
-            state.tell(|state| {
+            state.outgoing.tell(|| {
                 Some(NameOperation::Removed { path: path_in(&state.tree, parent, name)?, what: None })
             });
-            state.note_name(parent, name);
+            state.outgoing.note_name(parent, name);
             state.session.answer(caller.request, Answer::Done);
             state.tree.mark(node);
             state.release_unreachable(node);
@@ -237,7 +237,7 @@ impl NameCalls<'_> {
     ) -> Result<(), FsError> {
         self.state.change(|state| {
             let exchange = flags == RENAME_EXCHANGE;
-            let told = state.outgoing.as_ref().and_then(|_| moves(&state.tree, from, to, exchange));
+            let told = state.outgoing.untold.as_ref().and_then(|_| moves(&state.tree, from, to, exchange));
             match flags {
                 0 | RENAME_NOREPLACE => {
                     let no_replace = flags == RENAME_NOREPLACE;
@@ -255,9 +255,9 @@ impl NameCalls<'_> {
                 }
                 _ => return Err(FsError::Invalid),
             }
-            state.tell(|_| told);
-            state.note_name(from.0, from.1);
-            state.note_name(to.0, to.1);
+            state.outgoing.tell(|| told);
+            state.outgoing.note_name(from.0, from.1);
+            state.outgoing.note_name(to.0, to.1);
             state.session.answer(caller.request, Answer::Done);
             Ok(())
         })

@@ -15,13 +15,11 @@ use super::guarded::own_file;
 use super::handle::OpenFile;
 use super::names::made_operation;
 use super::node::{Body, Node};
-use super::outgoing::attributes;
 use super::reclaim::Candidate;
 use super::session::Answer;
 use super::stale::{Patience, Spared};
-use super::{Caller, FILE_MODE_BITS, FsError, Namespace, NodeId, State, is_hidden};
+use super::{Caller, FILE_MODE_BITS, FsError, Namespace, NodeId, State};
 use std::sync::{Arc, Weak};
-use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::{FileId, Generation, Incarnation};
 use tidemark_tier1::Backing;
@@ -138,8 +136,8 @@ impl Namespace {
             })?;
             state.handles.made(open.fh);
             state.tree.attach(parent, name, id, caller.now_ns);
-            state.tell(|state| made_operation(&state.tree, parent, name, id));
-            state.note_name(parent, name);
+            state.outgoing.tell(|| made_operation(&state.tree, parent, name, id));
+            state.outgoing.note_name(parent, name);
             state.tree.mark(id);
             state.session.answer(caller.request, Answer::Created(id, open.fh));
             Ok((attr_of_new(id, state.tree.node(id)?), open))
@@ -367,22 +365,7 @@ impl State {
         if self.adopted.get(&from) == Some(&node) {
             self.adopted.remove(&from);
         }
-        self.tell_taken(node, from, own);
-    }
-
-    fn tell_taken(&mut self, node: NodeId, from: FileId, own: FileId) {
-        // An answer about one of them that is on its way, and what etcd keeps, do not know of this.
-        if self.outgoing.is_some() {
-            for (parent, name) in self.tree.names_of(node) {
-                self.note_name(parent, &name);
-            }
-        }
-        self.tell(|state| {
-            let taken = state.tree.node(node).ok()?;
-            let mut paths = taken.links().filter_map(|link| state.tree.path(link));
-            let path = paths.find(|path| !is_hidden(path))?;
-            Some(NameOperation::Taken { path, from, file: own, attributes: attributes(taken) })
-        });
+        self.outgoing.tell_taken(&self.tree, node, from, own);
     }
 
     /// Ends what `prepare` began: takes the busy mark away, and on success makes the new bytes the node's (or a
@@ -471,7 +454,7 @@ impl State {
         self.tree.move_names(old, id);
         let from = self.tree.file_mut(old)?.id;
         // The old bytes are still open under the old identity.
-        self.tell_taken(id, from, own_file(own, id));
+        self.outgoing.tell_taken(&self.tree, id, from, own_file(own, id));
         self.tree.mark(old);
         self.tree.mark(id);
         self.release_unreachable(old);

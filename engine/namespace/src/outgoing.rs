@@ -6,17 +6,21 @@
 //! Operations keep their order; states are told as they are when somebody asks, so that a thousand changes of one file are one.
 //! Where more has gathered than is kept, everything is told anew instead: nothing is lost by that but time.
 
+use super::Tree;
 use super::attr::observe;
 use super::carried::CarriedNames;
 use super::guarded::Guarded;
+use super::is_hidden;
 use super::node::Node;
 use super::standing::node_in_sight;
+use super::tree::Touched;
 use super::unanswered::Unanswered;
 use super::view::NODES_AT_ONCE;
 use super::{FileState, FileView, NodeId, ROOT, State};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttributes};
+use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::split;
 
 /// Names whose last operation is remembered: far more than change while one question is on its way.
@@ -37,9 +41,17 @@ enum Audience {
     Nobody,
 }
 
-/// What has not been told.
+/// What other nodes have to be told; nothing is collected where there are none.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
+    pub(super) untold: Option<Untold>,
+    /// Operations that names of Tier-3 do not know of, while those are awaited.
+    pub(super) carried: CarriedNames,
+}
+
+/// What has not been told.
+#[derive(Debug, Default)]
+pub(super) struct Untold {
     pub(super) unanswered: Unanswered,
     audience: Audience,
     touched: BTreeSet<NodeId>,
@@ -50,7 +62,7 @@ pub(super) struct Outgoing {
     recent: RecentNames,
 }
 
-impl Outgoing {
+impl Untold {
     fn new(journal_bytes: u64) -> Self {
         Self { unanswered: Unanswered::new(journal_bytes), ..Self::default() }
     }
@@ -141,8 +153,8 @@ impl Publications<'_> {
             if state.removed.is_some() {
                 return;
             }
-            state.carried = CarriedNames::default();
-            let outgoing = state.outgoing.get_or_insert_with(|| Outgoing::new(self.state.journal_bytes));
+            state.outgoing.carried = CarriedNames::default();
+            let outgoing = state.outgoing.untold.get_or_insert_with(|| Untold::new(self.state.journal_bytes));
             outgoing.audience = Audience::Coordinator;
         });
     }
@@ -151,10 +163,10 @@ impl Publications<'_> {
     /// them is kept elsewhere, where anybody keeps it.
     pub fn lead_outgoing(&self, is_kept: bool) {
         self.state.look(|state| {
-            if is_kept && state.outgoing.is_none() {
-                state.outgoing = Some(Outgoing::new(self.state.journal_bytes));
+            if is_kept && !state.outgoing.is_collected() {
+                state.outgoing.untold = Some(Untold::new(self.state.journal_bytes));
             }
-            let Some(outgoing) = &mut state.outgoing else { return };
+            let Some(outgoing) = &mut state.outgoing.untold else { return };
             outgoing.audience = if is_kept { Audience::Keeper } else { Audience::Nobody };
             outgoing.touched.clear();
             outgoing.unanswered.unsent();
@@ -167,7 +179,7 @@ impl Publications<'_> {
     #[must_use]
     pub fn take_outgoing(&self, most: usize, bytes_most: usize, anyway: bool) -> Told {
         self.publish(|state| {
-            let Some(outgoing) = &mut state.outgoing else { return Told::default() };
+            let Some(outgoing) = &mut state.outgoing.untold else { return Told::default() };
             let has_operations = outgoing.unanswered.has_operations();
             if !has_operations && outgoing.touched.is_empty() && !anyway {
                 return Told::default();
@@ -184,12 +196,12 @@ impl Publications<'_> {
                 && let Some(node) = touched.pop_first()
             {
                 let found = node_in_sight(&state.tree, node);
-                state.note_begun(node, found.as_ref());
+                state.outgoing.note_begun(node, found.as_ref());
                 bytes += found.as_ref().map_or(0, OutgoingNode::bytes_most);
                 states.extend(found);
             }
             let mut all = false;
-            if let Some(outgoing) = &mut state.outgoing {
+            if let Some(outgoing) = &mut state.outgoing.untold {
                 outgoing.touched.append(&mut touched);
                 all = outgoing.touched.is_empty() && outgoing.unanswered.has_all_sent();
             }
@@ -202,7 +214,7 @@ impl Publications<'_> {
     #[must_use]
     pub fn take_operations(&self, most: usize, bytes_most: usize) -> Told {
         self.publish(|state| {
-            let (nodes, Some(outgoing)) = (&state.tree.nodes, &mut state.outgoing) else {
+            let (nodes, Some(outgoing)) = (&state.tree.nodes, &mut state.outgoing.untold) else {
                 return Told::default();
             };
             // Of others' files a whole says nothing.
@@ -221,7 +233,8 @@ impl Publications<'_> {
     #[must_use]
     pub fn number_publication(&self) -> u64 {
         self.publish(|state| {
-            let number = state.outgoing.as_mut().map_or(0, |outgoing| outgoing.unanswered.publish(0, 0));
+            let number =
+                state.outgoing.untold.as_mut().map_or(0, |outgoing| outgoing.unanswered.publish(0, 0));
             Told { number, ..Told::default() }
         })
         .number
@@ -242,14 +255,14 @@ impl Publications<'_> {
     /// The publication that has not been answered yet, also one of the daemon before.
     #[must_use]
     pub fn unanswered_publication(&self) -> Option<(u64, Vec<NameOperation>)> {
-        self.state.look(|state| state.outgoing.as_ref()?.unanswered.on_its_way())
+        self.state.look(|state| state.outgoing.untold.as_ref()?.unanswered.on_its_way())
     }
 
     /// The operations that nobody has answered for.
     #[must_use]
     pub fn untold_operations(&self) -> Vec<NameOperation> {
         self.state.look(|state| {
-            let outgoing = state.outgoing.as_ref();
+            let outgoing = state.outgoing.untold.as_ref();
             outgoing.map_or_else(Vec::new, |outgoing| outgoing.unanswered.operations().cloned().collect())
         })
     }
@@ -258,7 +271,7 @@ impl Publications<'_> {
     #[must_use]
     pub fn has_untold(&self) -> bool {
         self.state.look(|state| {
-            state.outgoing.as_ref().is_some_and(|outgoing| {
+            state.outgoing.untold.as_ref().is_some_and(|outgoing| {
                 let unanswered = &outgoing.unanswered;
                 let is_sent = unanswered.on_its_way().is_some_and(|(_, operations)| !operations.is_empty());
                 is_sent || unanswered.has_operations() || unanswered.lost().is_some()
@@ -269,15 +282,17 @@ impl Publications<'_> {
     /// The number of the last publication.
     #[must_use]
     pub fn last_publication(&self) -> u64 {
-        self.state
-            .look(|state| state.outgoing.as_ref().map_or(0, |outgoing| outgoing.unanswered.publication()))
+        self.state.look(|state| {
+            state.outgoing.untold.as_ref().map_or(0, |outgoing| outgoing.unanswered.publication())
+        })
     }
 
     /// The number of the last publication that was answered, as far as the journal knows.
     #[must_use]
     pub fn last_answered(&self) -> u64 {
-        self.state
-            .look(|state| state.outgoing.as_ref().map_or(0, |outgoing| outgoing.unanswered.last_answered()))
+        self.state.look(|state| {
+            state.outgoing.untold.as_ref().map_or(0, |outgoing| outgoing.unanswered.last_answered())
+        })
     }
 
     /// The last publication was answered.
@@ -293,7 +308,7 @@ impl Publications<'_> {
     /// The last loss of operations that were to be told, where everything was not told since: then states make names.
     #[must_use]
     pub fn lost_operations(&self) -> Option<u64> {
-        self.state.look(|state| state.outgoing.as_ref()?.unanswered.lost())
+        self.state.look(|state| state.outgoing.untold.as_ref()?.unanswered.lost())
     }
 
     /// Operations are missing where they are to be told.
@@ -321,7 +336,7 @@ impl Publications<'_> {
 
     fn with_unanswered(&self, f: impl FnOnce(&mut Unanswered)) {
         self.state.look(|state| {
-            if let Some(outgoing) = &mut state.outgoing {
+            if let Some(outgoing) = &mut state.outgoing.untold {
                 f(&mut outgoing.unanswered);
             }
         });
@@ -330,14 +345,14 @@ impl Publications<'_> {
     /// How many operations on names there have been: what was asked before the next one does not know of that.
     #[must_use]
     pub fn names_number(&self) -> u64 {
-        self.state.look(|state| state.outgoing_number())
+        self.state.look(|state| state.outgoing.number())
     }
 
     /// Files that were told to be empty and have bytes by now are to be told again. Each costs a look at its size, so the lock is let go
     /// of between [`NODES_AT_ONCE`] of them.
     pub fn tell_begun(&self) {
         let mut after = ROOT;
-        while let Some(last) = self.state.look(|state| state.tell_begun_after(after)) {
+        while let Some(last) = self.state.look(|state| state.outgoing.tell_begun_after(&state.tree, after)) {
             after = last;
         }
     }
@@ -353,80 +368,84 @@ impl Publications<'_> {
     }
 }
 
-impl State {
+impl Outgoing {
+    /// Whether there are other nodes.
+    pub(super) fn is_collected(&self) -> bool {
+        self.untold.is_some()
+    }
+
     /// Goes on telling where the daemon before was killed. What it did to names last, the coordinator does not know.
-    pub(super) fn tell_on(&mut self, unanswered: Option<Unanswered>) {
+    pub(super) fn tell_on(&mut self, unanswered: Option<Unanswered>, tree: &Tree) {
         let Some(unanswered) = unanswered else { return };
         let mut recent = RecentNames::default();
         for path in unanswered.operations().flat_map(NameOperation::paths) {
             let (parent, name) = split(path);
             // A directory that was moved since is said by what moved it.
-            if let Ok(parent) = self.tree.resolve(parent) {
+            if let Ok(parent) = tree.resolve(parent) {
                 recent.note((parent, name.to_vec()));
             }
         }
-        self.outgoing = Some(Outgoing { unanswered, recent, ..Outgoing::default() });
+        self.untold = Some(Untold { unanswered, recent, ..Untold::default() });
     }
 
-    pub(super) fn outgoing_number(&self) -> u64 {
-        self.outgoing.as_ref().map_or(0, |outgoing| outgoing.recent.number)
+    /// How many operations on names there have been.
+    pub(super) fn number(&self) -> u64 {
+        self.untold.as_ref().map_or(0, |untold| untold.recent.number)
     }
 
     /// Notes an operation on names. Costs nothing where nobody is to be told.
-    pub(super) fn tell(&mut self, operation: impl FnOnce(&Self) -> Option<NameOperation>) {
+    pub(super) fn tell(&mut self, operation: impl FnOnce() -> Option<NameOperation>) {
         let is_carried = self.carried.is_collected();
-        match &mut self.outgoing {
+        match &mut self.untold {
             None => return,
-            Some(outgoing) if outgoing.muted => return,
-            Some(outgoing) if outgoing.audience == Audience::Nobody => {
-                outgoing.unanswered.miss();
+            Some(untold) if untold.muted => return,
+            Some(untold) if untold.audience == Audience::Nobody => {
+                untold.unanswered.miss();
                 if !is_carried {
                     return;
                 }
             }
             Some(_) => {}
         }
-        let Some(operation) = operation(self) else { return };
+        let Some(operation) = operation() else { return };
         self.carried.note(&operation);
-        if let Some(outgoing) =
-            self.outgoing.as_mut().filter(|outgoing| outgoing.audience != Audience::Nobody)
-        {
-            outgoing.unanswered.push(operation);
+        if let Some(untold) = self.untold.as_mut().filter(|untold| untold.audience != Audience::Nobody) {
+            untold.unanswered.push(operation);
         }
     }
 
     /// A name was given or taken away here.
     pub(super) fn note_name(&mut self, parent: NodeId, name: &[u8]) {
-        if let Some(outgoing) = &mut self.outgoing {
-            outgoing.recent.note((parent, name.to_vec()));
+        if let Some(untold) = &mut self.untold {
+            untold.recent.note((parent, name.to_vec()));
         }
     }
 
     /// Whether a name changed here after so many operations.
     pub(super) fn is_newer(&self, parent: NodeId, name: &[u8], number: u64) -> bool {
-        let outgoing = self.outgoing.as_ref();
-        outgoing.is_some_and(|outgoing| {
-            outgoing.recent.last.get(&(parent, name.to_vec())).is_some_and(|last| *last > number)
+        let untold = self.untold.as_ref();
+        untold.is_some_and(|untold| {
+            untold.recent.last.get(&(parent, name.to_vec())).is_some_and(|last| *last > number)
         })
     }
 
     /// What this change touches was heard from others; they are not told of it.
     pub(super) fn mute(&mut self) {
-        if let Some(outgoing) = &mut self.outgoing {
-            outgoing.muted = true;
+        if let Some(untold) = &mut self.untold {
+            untold.muted = true;
         }
     }
 
     /// The bytes of a file are to be seen elsewhere as they are now. Nothing of it changes for the journal.
     pub(super) fn tell_size(&mut self, node: NodeId) {
-        if let Some(outgoing) = &mut self.outgoing {
-            outgoing.touched.insert(node);
+        if let Some(untold) = &mut self.untold {
+            untold.touched.insert(node);
         }
     }
 
     /// A node was told as it stands.
     pub(super) fn note_begun(&mut self, node: NodeId, told: Option<&OutgoingNode>) {
-        let Some(outgoing) = &mut self.outgoing else { return };
+        let Some(untold) = &mut self.untold else { return };
         let is_begun = told.is_some_and(|told| match &told.body {
             OutgoingBody::File(view) => {
                 view.remote.is_none() && view.size_bytes == 0 && matches!(view.state, FileState::Open { .. })
@@ -434,54 +453,72 @@ impl State {
             OutgoingBody::Directory | OutgoingBody::Symlink(_) => false,
         });
         if !is_begun {
-            outgoing.begun.remove(&node);
-        } else if outgoing.begun.len() < BEGUN_MAX {
-            outgoing.begun.insert(node);
+            untold.begun.remove(&node);
+        } else if untold.begun.len() < BEGUN_MAX {
+            untold.begun.insert(node);
         }
     }
 
     /// [`Publications::tell_begun`] for the next files after that one; gives the last of them, and none where there is none.
-    fn tell_begun_after(&mut self, after: NodeId) -> Option<NodeId> {
-        let (nodes, outgoing) = (&self.tree.nodes, self.outgoing.as_mut()?);
+    pub(super) fn tell_begun_after(&mut self, tree: &Tree, after: NodeId) -> Option<NodeId> {
+        let (nodes, untold) = (&tree.nodes, self.untold.as_mut()?);
         let size_bytes = |id: &NodeId| {
             let node = nodes.get(id)?;
             observe(node, node.file().ok()?).ok().map(|observed| observed.size_bytes)
         };
         let range = (Bound::Excluded(after), Bound::Unbounded);
-        let some: Vec<_> = outgoing.begun.range(range).take(NODES_AT_ONCE).copied().collect();
+        let some: Vec<_> = untold.begun.range(range).take(NODES_AT_ONCE).copied().collect();
         for id in some.iter().filter(|id| size_bytes(id) != Some(0)) {
-            outgoing.begun.remove(id);
-            outgoing.touched.insert(*id);
+            untold.begun.remove(id);
+            untold.touched.insert(*id);
         }
         some.last().copied()
     }
 
     /// Whether there is something to tell.
     pub(super) fn tells(&self) -> bool {
-        self.outgoing.as_ref().is_some_and(|outgoing| {
-            outgoing.audience == Audience::Coordinator
-                && (outgoing.unanswered.has_operations() || !outgoing.touched.is_empty())
+        self.untold.as_ref().is_some_and(|untold| {
+            untold.audience == Audience::Coordinator
+                && (untold.unanswered.has_operations() || !untold.touched.is_empty())
         })
     }
 
     /// At the end of a change: its nodes are to be told, or not.
-    pub(super) fn collect_touched(&mut self) {
-        self.tree.changes.collect(&self.tree.touched);
-        if let Some(outgoing) = &mut self.outgoing
-            && !std::mem::take(&mut outgoing.muted)
-            && outgoing.audience == Audience::Coordinator
+    #[inline]
+    pub(super) fn collect(&mut self, touched: &Touched) {
+        if let Some(untold) = &mut self.untold
+            && !std::mem::take(&mut untold.muted)
+            && untold.audience == Audience::Coordinator
         {
-            outgoing.touched.extend(self.tree.touched.nodes.iter().filter(|node| **node != ROOT));
+            untold.touched.extend(touched.nodes.iter().filter(|node| **node != ROOT));
         }
     }
 
     /// Operations that are kept in one go with the present tree count as a publication of this node; gives its number.
     pub(super) fn publish_to_keeper(&mut self) -> u64 {
-        let Some(outgoing) = &mut self.outgoing else { return 0 };
-        if outgoing.audience == Audience::Keeper && !outgoing.unanswered.has_all_sent() {
-            outgoing.unanswered.publish(usize::MAX, usize::MAX);
+        let Some(untold) = &mut self.untold else { return 0 };
+        if untold.audience == Audience::Keeper && !untold.unanswered.has_all_sent() {
+            untold.unanswered.publish(usize::MAX, usize::MAX);
         }
-        outgoing.unanswered.publication()
+        untold.unanswered.publication()
+    }
+
+    /// Something about a node changed here that an answer about its names, which may be on its way, does not know of.
+    pub(super) fn note_names_of(&mut self, tree: &Tree, node: NodeId) {
+        let Some(untold) = &mut self.untold else { return };
+        tree.names_of(node).into_iter().for_each(|name| untold.recent.note(name));
+    }
+
+    /// The names of `node` meant the file `from` until now, and mean `own` from now on.
+    pub(super) fn tell_taken(&mut self, tree: &Tree, node: NodeId, from: FileId, own: FileId) {
+        // An answer about one of them that is on its way, and what etcd keeps, do not know of this.
+        self.note_names_of(tree, node);
+        self.tell(|| {
+            let taken = tree.node(node).ok()?;
+            let mut paths = taken.links().filter_map(|link| tree.path(link));
+            let path = paths.find(|path| !is_hidden(path))?;
+            Some(NameOperation::Taken { path, from, file: own, attributes: attributes(taken) })
+        });
     }
 }
 

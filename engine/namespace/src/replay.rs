@@ -222,7 +222,7 @@ pub(super) fn rebuild(
     state.session.inherit(raw.answers.into_iter());
     state.session.touched.ended = !session_goes_on;
     let unanswered = raw.progress.map(|progress| Unanswered::found(progress, raw.operations, journal_bytes));
-    state.tell_on(unanswered);
+    state.outgoing.tell_on(unanswered, &state.tree);
     state.heard = Heard::found(raw.catalog_of, raw.heard, raw.away);
     for (id, bytes) in states {
         let Ok(node) = state.tree.node_mut(id) else { continue };

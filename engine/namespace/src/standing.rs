@@ -39,7 +39,7 @@ impl StandingNodes<'_> {
         let mut nodes = Vec::new();
         self.state.for_each_node(|state, id| {
             let Some(found) = node_in_sight(&state.tree, id) else { return };
-            state.note_begun(id, Some(&found));
+            state.outgoing.note_begun(id, Some(&found));
             nodes.push(OutgoingNode { other_names: other_names(&state.tree, id, &found.path), ..found });
         });
         nodes.sort_unstable_by(|one, other| one.path.cmp(&other.path));

@@ -511,8 +511,10 @@ impl<'a> Writer<'a> {
 impl State {
     /// Turns what was touched into records of what now is.
     pub(super) fn note_touched(&mut self) {
-        self.collect_touched();
-        let tells = self.outgoing.as_ref().is_some_and(|outgoing| outgoing.unanswered.has_unjournaled());
+        self.tree.changes.collect(&self.tree.touched);
+        self.outgoing.collect(&self.tree.touched);
+        let tells =
+            self.outgoing.untold.as_ref().is_some_and(|outgoing| outgoing.unanswered.has_unjournaled());
         let is_same_tree = self.tree.touched.is_empty() && self.session.touched.is_empty();
         if is_same_tree && !tells && !self.heard.has_unjournaled() {
             return;
@@ -557,7 +559,7 @@ impl State {
         for (request, answer) in &session.answers {
             writer.answer(*request, *answer);
         }
-        if let Some(outgoing) = &mut self.outgoing {
+        if let Some(outgoing) = &mut self.outgoing.untold {
             let (progress, operations) = outgoing.unanswered.unjournaled();
             operations.iter().for_each(|(number, bytes)| writer.operation(*number, bytes));
             progress.into_iter().for_each(|progress| writer.progress(progress));
@@ -587,7 +589,7 @@ impl State {
         for (request, answer) in self.session.undelivered() {
             writer.answer(request, answer);
         }
-        if let Some(outgoing) = &self.outgoing {
+        if let Some(outgoing) = &self.outgoing.untold {
             let (progress, operations) = outgoing.unanswered.snapshot();
             writer.progress(progress);
             operations.for_each(|(number, bytes)| writer.operation(number, &bytes));
