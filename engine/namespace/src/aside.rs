@@ -6,7 +6,8 @@
 //! Its bytes may be the only ones there are.
 
 use super::mirror::Mirror;
-use super::{FsError, HIDDEN, NodeId, State};
+use super::mirroring::Mirroring;
+use super::{FsError, HIDDEN, NodeId};
 use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
 use tidemark_protocol::id::FileId;
 
@@ -37,7 +38,9 @@ impl Mirror<'_> {
     pub fn end_aside(&self, file: FileId, found: Option<&NodeState>) -> Result<(), FsError> {
         let now_ns = self.state.now_ns();
         self.state.change(|state| {
-            state.outgoing.mute();
+            let own = self.state.incarnation;
+            let mut mirroring = state.mirroring(own);
+            let state = &mut *mirroring.state;
             let directory = state.tree.resolve(&place())?;
             let is_it = |node: &NodeId| {
                 let found = state.tree.node(*node).and_then(|node| node.file());
@@ -47,23 +50,23 @@ impl Mirror<'_> {
             let aside: Vec<_> = entries.map(|entry| entry.node).filter(is_it).collect();
             for node in aside {
                 // Where the file has another node by now, this one has its old bytes only.
-                let is_its_node = state.node_of(file, self.state.incarnation) == Some(node);
+                let is_its_node = mirroring.state.node_of(file, own) == Some(node);
                 if let Some(found) = found.filter(|found| {
                     is_its_node && matches!(&found.kind, NodeKind::File(facts) if facts.file == file)
                 }) {
-                    let name = state.make_directories_of(&found.path, found)?;
-                    state.give_name(node, name, now_ns)?;
+                    let name = mirroring.make_directories_of(&found.path, found)?;
+                    mirroring.give_name(node, name, now_ns)?;
                 }
-                let gone = state.tree.unlink(directory, &name_of(node), now_ns)?;
-                state.tree.mark(gone);
-                state.forsake(gone);
+                let gone = mirroring.state.tree.unlink(directory, &name_of(node), now_ns)?;
+                mirroring.state.tree.mark(gone);
+                mirroring.state.forsake(gone);
             }
             Ok(())
         })
     }
 }
 
-impl State {
+impl Mirroring<'_> {
     /// Puts a file aside that is about to lose its last name, where its bytes are this node's to lose; false where they are not.
     pub(super) fn put_aside(
         &mut self,
@@ -72,27 +75,27 @@ impl State {
         now_ns: i64,
     ) -> Result<bool, FsError> {
         // The catalog's own word is the last.
-        if self.removed.is_some() || !self.outgoing.is_collected() {
+        if self.state.removed.is_some() || !self.state.outgoing.is_collected() {
             return Ok(false);
         }
-        let found = self.tree.node(node)?;
+        let found = self.state.tree.node(node)?;
         let is_last = found.link_count() == 1;
         let only_here = found.file().is_ok_and(|file| file.remote.is_none() && file.backing.is_some());
         if !(is_last && only_here) {
             return Ok(false);
         }
-        let directory = self.tree.quietly().make_hidden(&place(), now_ns)?;
-        let (moved, _) = self.tree.rename(from, (directory, &name_of(node)), true, now_ns)?;
-        self.tree.mark(moved);
+        let directory = self.state.tree.quietly().make_hidden(&place(), now_ns)?;
+        let (moved, _) = self.state.tree.rename(from, (directory, &name_of(node)), true, now_ns)?;
+        self.state.tree.mark(moved);
         Ok(true)
     }
 
     /// A file that was put aside has a name again.
     pub(super) fn leave_aside(&mut self, node: NodeId, now_ns: i64) -> Result<(), FsError> {
-        let Ok(directory) = self.tree.resolve(&place()) else { return Ok(()) };
-        if self.tree.child(directory, &name_of(node)) == Ok(node) {
-            self.tree.unlink(directory, &name_of(node), now_ns)?;
-            self.tree.mark(node);
+        let Ok(directory) = self.state.tree.resolve(&place()) else { return Ok(()) };
+        if self.state.tree.child(directory, &name_of(node)) == Ok(node) {
+            self.state.tree.unlink(directory, &name_of(node), now_ns)?;
+            self.state.tree.mark(node);
         }
         Ok(())
     }

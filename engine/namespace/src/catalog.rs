@@ -5,8 +5,7 @@
 //!
 //! States are kept and not operations: what is kept twice, or in another order, comes to the same.
 
-use super::Fates;
-use super::Mutex;
+use super::fates::Fates;
 use super::file::File;
 use super::guarded::Guarded;
 use super::hidden::TORN;
@@ -14,6 +13,7 @@ use super::standing::node_under;
 use super::tree::Tree;
 use super::{HIDDEN, NodeId, OutgoingNode, ROOT, is_hidden, path_of_torn};
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Mutex;
 use tidemark_protocol::cluster::kept::{Process, ProcessFate, REMOVED_MAX};
 use tidemark_protocol::id::{FileId, Incarnation};
 

@@ -4,11 +4,10 @@
 //! (`room`), the memory (`tier1`).
 
 use super::FsError;
-use super::Room;
-use super::Statfs;
 use super::guarded::Guarded;
-use super::handle::OpenFile;
+use super::handle::{OpenFile, Statfs};
 use super::reclaim::Place;
+use super::room::Room;
 use std::sync::Arc;
 use tidemark_protocol::error::ErrorKind;
 use tidemark_tier1::{Backing, Tier1, Tier1Error};

@@ -16,9 +16,8 @@
 
 use super::ends::Process;
 use super::guarded::Guarded;
-use super::record::encode_slice;
 use super::record::{
-    FORMAT_VERSION, FORMAT_VERSION_LEAST, FORMAT_VERSION_MIN, MAX_RECORD_BYTES, MORE, format_of,
+    FORMAT_VERSION, FORMAT_VERSION_LEAST, FORMAT_VERSION_MIN, MAX_RECORD_BYTES, MORE, encode_slice, format_of,
 };
 use super::{FsError, NamespaceError, NodeId};
 use rustix::fd::{BorrowedFd, OwnedFd};

@@ -5,8 +5,7 @@
 use super::file::File;
 use super::node::Body;
 use super::reclaim::Place;
-use super::view::NODES_AT_ONCE;
-use super::view::NodeViews;
+use super::view::{NODES_AT_ONCE, NodeViews};
 use super::{FileState, NodeId, ReclaimClass};
 use std::collections::BTreeMap;
 use std::time::Instant;

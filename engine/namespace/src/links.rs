@@ -6,12 +6,11 @@
 //! bytes up.
 
 use super::hidden::path_in;
-use super::mirror::{entry, parts};
+use super::mirroring::{Mirroring, entry, parts};
 use super::tree::Tree;
-use super::{AdoptKind, FsError, NodeId, State, is_hidden};
+use super::{AdoptKind, FsError, NodeId, is_hidden};
 use std::collections::BTreeSet;
 use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
-use tidemark_protocol::id::Incarnation;
 
 /// Names told with one of them: more than programs give a file. A file with more is told of by the name that was asked about alone.
 const OTHER_NAMES_MAX: usize = 1024;
@@ -27,7 +26,7 @@ pub(super) fn other_names(tree: &Tree, node: NodeId, path: &[u8]) -> Option<Vec<
     (others.len() <= OTHER_NAMES_MAX).then_some(others)
 }
 
-impl State {
+impl Mirroring<'_> {
     /// Gives a file, which was found under one name, the others that the coordinator tells of, and takes away what it does not.
     /// Names that changed here after it was asked stay.
     pub(super) fn settle_other_names(
@@ -38,54 +37,58 @@ impl State {
         now_ns: i64,
     ) -> Result<(), FsError> {
         let Some(others) = &found.other_names else { return Ok(()) };
-        let node = self.tree.child(parent, name)?;
+        let node = self.state.tree.child(parent, name)?;
         self.leave_aside(node, now_ns)?;
-        if others.is_empty() && self.tree.node(node)?.link_count() == 1 {
+        if others.is_empty() && self.state.tree.node(node)?.link_count() == 1 {
             return Ok(());
         }
         let mut names = BTreeSet::from([(parent, name.to_vec())]);
         for path in others.iter().take(OTHER_NAMES_MAX) {
             let (parent, name) = self.make_directories_of(path, found)?;
-            if !self.outgoing.is_newer(parent, name, asked_at) {
+            if !self.state.outgoing.is_newer(parent, name, asked_at) {
                 self.give_name(node, (parent, name), now_ns)?;
             }
             names.insert((parent, name.to_vec()));
         }
-        for (parent, name) in self.tree.names_of(node) {
-            let is_hidden = path_in(&self.tree, parent, &name).is_none();
+        for (parent, name) in self.state.tree.names_of(node) {
+            let is_hidden = path_in(&self.state.tree, parent, &name).is_none();
             if names.contains(&(parent, name.clone()))
                 || is_hidden
-                || self.outgoing.is_newer(parent, &name, asked_at)
+                || self.state.outgoing.is_newer(parent, &name, asked_at)
             {
                 continue;
             }
-            self.tree.quietly().keeping_times(parent, |tree| tree.unlink(parent, &name, now_ns).map(drop))?;
+            self.state
+                .tree
+                .quietly()
+                .keeping_times(parent, |tree| tree.unlink(parent, &name, now_ns).map(drop))?;
             self.loses_name(parent, &name, node);
         }
         Ok(())
     }
 
     /// Whether nodes have told of a file since this tree is the catalog, and so of its names; of one that only Tier-3 knows none has.
-    pub(super) fn was_told(&self, told: &NodeState, own: Incarnation) -> bool {
+    pub(super) fn was_told(&self, told: &NodeState) -> bool {
         match &told.kind {
             NodeKind::File(facts) => self
-                .node_of(facts.file, own)
-                .filter(|node| self.tree.is_reachable(*node))
-                .and_then(|node| self.tree.node(node).ok()?.file().ok())
-                .is_some_and(|file| file.remote.is_some() || file.id.incarnation == own),
-            NodeKind::Directory | NodeKind::Symlink { .. } => self.tree.resolve(&told.path).is_ok(),
+                .state
+                .node_of(facts.file, self.own)
+                .filter(|node| self.state.tree.is_reachable(*node))
+                .and_then(|node| self.state.tree.node(node).ok()?.file().ok())
+                .is_some_and(|file| file.remote.is_some() || file.id.incarnation == self.own),
+            NodeKind::Directory | NodeKind::Symlink { .. } => self.state.tree.resolve(&told.path).is_ok(),
         }
     }
 
     /// Gives what was not told before all names that are told of it, where nothing else has them. Takes none away: others may have given it more.
     pub(super) fn make_names(&mut self, node: NodeId, told: &NodeState) -> Result<(), FsError> {
-        if self.tree.node(node)?.is_directory() {
+        if self.state.tree.node(node)?.is_directory() {
             return Ok(());
         }
         let others = told.other_names.iter().flatten().take(OTHER_NAMES_MAX);
         for path in std::iter::once(&told.path).chain(others) {
             let (parent, name) = self.make_directories_of(path, told)?;
-            if self.tree.child(parent, name).is_err() {
+            if self.state.tree.child(parent, name).is_err() {
                 self.give_name(node, (parent, name), told.attributes.mtime_ns)?;
             }
         }
@@ -100,7 +103,7 @@ impl State {
     ) -> Result<(NodeId, &'a [u8]), FsError> {
         let (parents, name) = parts(path)?;
         let entry = entry(path, &told.attributes, AdoptKind::Directory);
-        Ok((self.tree.quietly().make_parents(&parents, &entry)?, name))
+        Ok((self.state.tree.quietly().make_parents(&parents, &entry)?, name))
     }
 
     /// Gives a node this name, whatever has it.
@@ -110,13 +113,16 @@ impl State {
         (parent, name): (NodeId, &[u8]),
         now_ns: i64,
     ) -> Result<(), FsError> {
-        match self.tree.child(parent, name) {
+        match self.state.tree.child(parent, name) {
             Ok(there) if there == node => return Ok(()),
             Ok(_) => self.drop_name(parent, name, now_ns)?,
             Err(_) => {}
         }
-        self.tree.quietly().keeping_times(parent, |tree| tree.link(node, parent, name, now_ns).map(drop))?;
-        self.tree.mark(node);
+        self.state
+            .tree
+            .quietly()
+            .keeping_times(parent, |tree| tree.link(node, parent, name, now_ns).map(drop))?;
+        self.state.tree.mark(node);
         Ok(())
     }
 }

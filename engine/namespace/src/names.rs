@@ -3,7 +3,6 @@
 //! Owns: lookup and forget, mkdir, symlink, mknod, link, unlink, rmdir, rename, readlink, readdir.
 //! Does not own: the structure they work on (`tree`), creating files (`open`).
 
-use super::WriterCache;
 use super::attr::{Attr, Kind, Special, attr};
 use super::begun::Made;
 use super::guarded::Guarded;
@@ -13,6 +12,7 @@ use super::node::{Body, Link, Node};
 use super::outgoing::attributes;
 use super::session::Answer;
 use super::tree::Tree;
+use super::writer::WriterCache;
 use super::{Caller, FsError, MAX_TARGET_BYTES, Namespace, NodeId};
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::file::FileEvent;

@@ -1,22 +1,20 @@
 //! What other nodes have to be told: the operations on names made here, in order, and the nodes whose state changed.
 //!
-//! Owns: collecting both in the change that makes them, and for whom. Does not own: which operations are kept (`unanswered`), sending them
-//! (`cluster::publisher`), taking in what others send (`mirror`).
+//! Owns: collecting both in the change that makes them, and for whom. Does not own: which operations are kept (`unanswered`),
+//! nodes as they stand (`standing`), sending them (`cluster::publisher`), taking in what others send (`mirror`).
 //!
 //! Operations keep their order; states are told as they are when somebody asks, so that a thousand changes of one file are one.
 //! Where more has gathered than is kept, everything is told anew instead: nothing is lost by that but time.
 
-use super::Tree;
 use super::attr::observe;
 use super::carried::CarriedNames;
 use super::guarded::Guarded;
-use super::is_hidden;
 use super::node::Node;
 use super::standing::node_in_sight;
-use super::tree::Touched;
+use super::tree::{Touched, Tree};
 use super::unanswered::Unanswered;
 use super::view::NODES_AT_ONCE;
-use super::{FileState, FileView, NodeId, ROOT, State};
+use super::{FileState, FileView, NodeId, ROOT, State, is_hidden};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttributes};

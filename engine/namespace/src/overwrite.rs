@@ -3,16 +3,13 @@
 //! Owns: what is done outside the lock before a change: a new backing file, a copy, a new length. Does not own: the choice
 //! (`open`), who is sent back to the names (`stale`), the change itself (`State::apply_change`).
 
-use super::LockOracle;
-use super::Prediction;
-use super::RwLock;
 use super::attr::freeze;
 use super::guarded::Guarded;
 use super::host_room::HostRoom;
 use super::open::Change;
 use super::view::NodeViews;
-use super::{FsError, NodeId};
-use std::sync::Arc;
+use super::{FsError, LockOracle, NodeId, Prediction};
+use std::sync::{Arc, RwLock};
 use tidemark_tier1::Backing;
 
 /// Bytes copied at a time when a frozen file is opened for update.

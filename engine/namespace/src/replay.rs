@@ -14,7 +14,7 @@ use super::session::{ANSWERS_READ_MAX, Answer, RequestId};
 use super::tree::Tree;
 use super::unanswered::{Progress, Unanswered};
 use super::xattr::Xattrs;
-use super::{FileId, NamespaceError, NodeId, ROOT, State};
+use super::{NamespaceError, NodeId, ROOT, State};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::encoding::Encoding;
 use tidemark_protocol::file::{FileFate, Seal};
-use tidemark_protocol::id::{Epoch, Incarnation};
+use tidemark_protocol::id::{Epoch, FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
 use tidemark_tier1::Backing;
 

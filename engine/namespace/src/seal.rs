@@ -3,18 +3,16 @@
 //! Owns: tickets, the lease test's outcome, holds on a seal's bytes, the number of bytes that may still change. Does not own:
 //! hashing (the node loop).
 
-use super::Mutex;
 use super::file::SealHold;
 use super::guarded::Guarded;
 use super::tree::Tree;
 use super::{FsError, NodeId, ROOT, State, UNPOISONED};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tidemark_content::Judgement;
 use tidemark_protocol::checksum::Crc64;
-use tidemark_protocol::file::Readers;
-use tidemark_protocol::file::{FileEvent, FileState, Seal};
+use tidemark_protocol::file::{FileEvent, FileState, Readers, Seal};
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_tier1::courtesy::Courtesy;
 use tidemark_tier1::{Backing, Tier1};

@@ -3,7 +3,6 @@
 //! Owns: finding them, by path, by identity and all at once. Does not own: which of them are to be told (`outgoing`), their form
 //! ([`OutgoingNode`]).
 
-use super::OutgoingBody;
 use super::guarded::Guarded;
 use super::hidden::path_in_sight;
 use super::links::other_names;
@@ -11,7 +10,7 @@ use super::node::{Body, Node};
 use super::outgoing::attributes;
 use super::tree::Tree;
 use super::view::file_view;
-use super::{FileState, NodeId, OutgoingNode, is_hidden};
+use super::{FileState, NodeId, OutgoingBody, OutgoingNode, is_hidden};
 use tidemark_protocol::cluster::wire::NodeAttributes;
 use tidemark_protocol::id::{FileId, Incarnation};
 use tidemark_protocol::path::join;

@@ -4,8 +4,7 @@
 
 use super::hidden::HiddenNames;
 use super::tree::Tree;
-use super::view::NODES_AT_ONCE;
-use super::view::NodeViews;
+use super::view::{NODES_AT_ONCE, NodeViews};
 use super::{FsError, NodeId, State};
 use std::collections::HashSet;
 use tidemark_protocol::id::{FileId, Incarnation, SealNumber};

@@ -4,12 +4,11 @@
 //! (the node loop).
 
 use super::NodeId;
-use super::WriterCache;
 use super::begun::Made;
 use super::ends::End;
 use super::guarded::Guarded;
 use super::reader::Readers;
-use super::writer::{self, Peers, WriterId};
+use super::writer::{self, Peers, WriterCache, WriterId};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tidemark_protocol::id::FileId;

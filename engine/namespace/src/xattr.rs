@@ -2,14 +2,13 @@
 //!
 //! Owns: their storage and bounds. Does not own: what the computed ones say ([`XattrSource`]).
 
-use super::RwLock;
 use super::guarded::Guarded;
 use super::node::Name;
 use super::session::Answer;
 use super::{Caller, FsError, NodeId};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use tidemark_protocol::retention::METRIC_XATTR;
 
 /// XATTR_NAME_MAX of Linux.

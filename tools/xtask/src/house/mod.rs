@@ -25,7 +25,6 @@ const LARGER: &[(&str, &str, usize, usize)] = &[
     ("tidemark-engine", "Engine", 146, 27),
     ("tidemark-engine", "Node", 64, 18),
     ("tidemark-meta", "Node", 54, 4),
-    ("tidemark-namespace", "State", 112, 24),
     ("tidemark-protocol", "Case", 60, 4),
 ];
 

@@ -1,0 +1,472 @@
+//! One change that another node tells of, taken into the tree.
+//!
+//! Owns: what an operation, a state or a settled name of another node makes of this node's names and files. Does not own: which of them
+//! are taken (`mirror`), the names besides the one told of (`links`), what is put aside (`aside`), the bytes (`facts`).
+
+use super::attributes::Teller;
+use super::cold::AdoptEntry;
+use super::file::File;
+use super::hidden::{first_entry, is_in_sight};
+use super::mirror::Remote;
+use super::node::{Body, Directory, Node};
+use super::outgoing::attributes;
+use super::tree::Tree;
+use super::writer::WriterId;
+use super::xattr::Xattrs;
+use super::{AdoptKind, FILE_MODE_BITS, FsError, HIDDEN, NodeId, ROOT, State};
+use std::ops::Range;
+use std::sync::Arc;
+use tidemark_protocol::cluster::wire::{FileFacts, NameOperation, NodeAttributes, NodeKind, NodeState};
+use tidemark_protocol::id::{FileId, Generation, Incarnation};
+
+/// The state while it takes in what another node tells of. Nobody is told of what it changes.
+#[derive(Debug)]
+pub(super) struct Mirroring<'a> {
+    pub(super) state: &'a mut State,
+    /// This node's own life.
+    pub(super) own: Incarnation,
+}
+
+impl State {
+    /// Begins to take in what another node tells of, for the rest of this change.
+    pub(super) fn mirroring(&mut self, own: Incarnation) -> Mirroring<'_> {
+        self.outgoing.mute();
+        Mirroring { state: self, own }
+    }
+}
+
+impl Mirroring<'_> {
+    /// Another node took a name away. Where it was the last, the kernel would keep the node until it is short of memory itself.
+    pub(super) fn loses_name(&mut self, parent: NodeId, name: &[u8], node: NodeId) {
+        self.state.tree.mark(node);
+        if self.state.tree.node(node).is_ok_and(|node| node.link_count() == 0 && node.is_remembered()) {
+            self.state.lost_names.push((parent, name.to_vec(), Some(node)));
+        }
+        self.state.forsake(node);
+    }
+
+    /// Another node moves what has a name here. The kernel knows a directory at one place only, and refuses a call that finds it at
+    /// another one while it moves names itself (ESTALE, `fs/dcache.c`, `d_splice_alias`).
+    fn loses_place(&mut self, (parent, name): (NodeId, &[u8]), node: NodeId) {
+        if self.state.tree.node(node).is_ok_and(Node::is_directory) {
+            self.state.lost_names.push((parent, name.to_vec(), None));
+        }
+    }
+
+    /// Whether what is told of is here, under whichever name.
+    pub(super) fn has(&self, told: &NodeState) -> bool {
+        let there = || self.state.tree.node(self.state.tree.resolve(&told.path).ok()?).ok();
+        match &told.kind {
+            NodeKind::File(facts) => self
+                .state
+                .node_of(facts.file, self.own)
+                .is_some_and(|node| self.state.tree.is_reachable(node)),
+            NodeKind::Directory => there().is_some_and(Node::is_directory),
+            // Another target is another link: a name that was lost to one is not won back by telling how the old one stands.
+            NodeKind::Symlink { target } => {
+                there().is_some_and(|node| matches!(&node.body, Body::Symlink(here) if **here == target[..]))
+            }
+        }
+    }
+
+    pub(super) fn follow(
+        &mut self,
+        operation: &NameOperation,
+        home: Incarnation,
+        now_ns: i64,
+    ) -> Result<(), FsError> {
+        match operation {
+            NameOperation::Directory { path, attributes } => {
+                self.make_mirror(path, attributes, Body::Directory(Box::default())).map(drop)
+            }
+            NameOperation::Symlink { path, target, attributes } => {
+                self.make_mirror(path, attributes, Body::Symlink(target.as_slice().into())).map(drop)
+            }
+            NameOperation::File { path, file, attributes } => {
+                // A file is made once. What is told twice may come after it was renamed.
+                if self.shows(*file) {
+                    return Ok(());
+                }
+                self.make_file(path, *file, attributes, home, now_ns).map(drop)
+            }
+            NameOperation::Linked { from, path, what } => {
+                let node = match what {
+                    Some(file) => self.state.node_of(*file, self.own).ok_or(FsError::Stale)?,
+                    None => self.state.tree.resolve(from)?,
+                };
+                let (parent, name) = self.state.tree.split(path)?;
+                self.state.tree.link(node, parent, name, now_ns)?;
+                self.state.tree.named(node, now_ns);
+                Ok(())
+            }
+            NameOperation::Removed { path, what } => {
+                let (parent, name) = self.state.tree.split(path)?;
+                let node = meant(&self.state.tree, parent, name, *what)?;
+                let gone = if self.state.tree.node(node)?.is_directory() {
+                    self.state.tree.rmdir(parent, name, now_ns)?
+                } else {
+                    self.state.tree.unlink(parent, name, now_ns)?
+                };
+                self.loses_name(parent, name, gone);
+                Ok(())
+            }
+            NameOperation::Taken { from, file, attributes, .. } => {
+                // It is told twice where the old file is still there, because a program has it open.
+                if self.shows(*file) {
+                    return Ok(());
+                }
+                let old =
+                    self.state.node_of(*from, self.own).filter(|node| self.state.tree.is_reachable(*node));
+                self.give_names(old.ok_or(FsError::Stale)?, *file, attributes, home, now_ns).map(drop)
+            }
+            NameOperation::Renamed { from, to, exchange, what } => {
+                let (from, to) = (self.state.tree.split(from)?, self.state.tree.split(to)?);
+                let moved = meant(&self.state.tree, from.0, from.1, *what)?;
+                self.loses_place(from, moved);
+                if *exchange {
+                    self.loses_place(to, self.state.tree.child(to.0, to.1)?);
+                    let (one, other) = self.state.tree.exchange(from, to, now_ns)?;
+                    self.state.tree.renamed(one, now_ns);
+                    self.state.tree.renamed(other, now_ns);
+                    return Ok(());
+                }
+                let (moved, replaced) = self.state.tree.rename(from, to, false, now_ns)?;
+                self.state.tree.renamed(moved, now_ns);
+                if let Some(replaced) = replaced {
+                    self.loses_name(to.0, to.1, replaced);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn shows(&self, file: FileId) -> bool {
+        self.state.node_of(file, self.own).is_some_and(|node| is_in_sight(&self.state.tree, node))
+    }
+
+    /// Gives the names of `old` to bytes that another node writes or has written. Who has the old ones open keeps them.
+    fn give_names(
+        &mut self,
+        old: NodeId,
+        file: FileId,
+        attributes: &NodeAttributes,
+        home: Incarnation,
+        now_ns: i64,
+    ) -> Result<NodeId, FsError> {
+        // First: what another node says may be refused, and nothing is changed then.
+        let xattrs = Xattrs::from_pairs(&attributes.xattrs)?;
+        let id = self.state.tree.number();
+        let replaced = self.state.tree.node_mut(old)?;
+        (replaced.overwritten, replaced.forsaken) = (true, true);
+        let (uid, gid, ino) = (attributes.uid, attributes.gid, replaced.ino);
+        let mut mirror = File::new(file, Generation(id), None, now_ns);
+        mirror.remote = Some(Box::new(Remote::begun(home, now_ns)));
+        let body = Body::File(Box::new(mirror));
+        let mut node = Node::new(ino, attributes.mode & FILE_MODE_BITS, uid, gid, now_ns, body);
+        node.overwritten = true;
+        node.xattrs = xattrs;
+        if let Some(xattrs) = &node.xattrs {
+            self.state.tree.touched.xattrs.extend(xattrs.names().map(|name| (id, name)));
+        }
+        self.state.tree.insert(id, node);
+        self.state.tree.move_names(old, id);
+        self.state.adopted.insert(file, id);
+        self.state.tree.mark(old);
+        self.state.tree.mark(id);
+        self.state.release_unreachable(old);
+        Ok(id)
+    }
+
+    /// The same file with other bytes. What was set here of its attributes, and not told yet, stays.
+    fn begin_anew(&mut self, old: NodeId, facts: &FileFacts, home: Incarnation) -> Result<NodeId, FsError> {
+        let node = self.state.tree.node(old)?;
+        let (here, set_ns, read_ns) = (attributes(node), node.attributes_ns, node.atime_ns);
+        let id = self.give_names(old, facts.file, &here, home, facts.opened_ns)?;
+        let node = self.state.tree.node_mut(id)?;
+        (node.mtime_ns, node.attributes_ns, node.atime_ns) = (here.mtime_ns, set_ns, read_ns);
+        Ok(id)
+    }
+
+    /// Takes in how a node stands, as the life `home` says; the coordinator says it of what has no bytes as life 0, and of a file in the name
+    /// of its home.
+    pub(super) fn take_state(&mut self, told: &NodeState, home: Incarnation) -> Result<NodeId, FsError> {
+        let without_bytes = if home == Incarnation(0) { Teller::Coordinator } else { Teller::Any };
+        let (node, teller) = match &told.kind {
+            NodeKind::Directory => {
+                let body = Body::Directory(Box::default());
+                (self.make_mirror(&told.path, &told.attributes, body)?, without_bytes)
+            }
+            NodeKind::Symlink { target } => {
+                let body = Body::Symlink(target.as_slice().into());
+                (self.make_mirror(&told.path, &told.attributes, body)?, without_bytes)
+            }
+            NodeKind::File(facts) => {
+                let known = self
+                    .state
+                    .node_of(facts.file, self.own)
+                    .filter(|node| self.state.tree.is_reachable(*node));
+                let node = match known {
+                    Some(node) => node,
+                    None => {
+                        self.make_file(&told.path, facts.file, &told.attributes, home, facts.opened_ns)?
+                    }
+                };
+                // Another node may change the mode of a file; what its bytes are only its home says. Of its own this node knows
+                // better, unless it had given up the bytes, and then lost the name: what it told of it then is all that it is told now.
+                let of_home = facts.file.incarnation == home && (home != self.own || known.is_none());
+                // They are read to the end; whoever opens the name from now on has the others.
+                let node = if of_home && self.state.tree.node(node)?.is_open_with_other_bytes(facts)? {
+                    self.begin_anew(node, facts, home)?
+                } else {
+                    node
+                };
+                if of_home {
+                    self.state.take_facts(node, facts, home)?;
+                }
+                if of_home && home == self.own {
+                    self.state.tree.file_mut(node)?.take_back();
+                }
+                (node, if of_home { Teller::Home } else { Teller::Other })
+            }
+        };
+        self.state.take_attributes(node, told, teller)?;
+        Ok(node)
+    }
+
+    /// A node that another node has at `path`, made where it is missing.
+    fn make_mirror(
+        &mut self,
+        path: &[u8],
+        attributes: &NodeAttributes,
+        body: Body,
+    ) -> Result<NodeId, FsError> {
+        let (parents, name) = parts(path)?;
+        let entry = entry(path, attributes, AdoptKind::Directory);
+        let parent = self.state.tree.quietly().make_parents(&parents, &entry)?;
+        match self.state.tree.child(parent, name) {
+            Ok(there) => match (&self.state.tree.node(there)?.body, &body) {
+                (Body::Directory(_), Body::Directory(_)) => Ok(there),
+                (Body::Symlink(one), Body::Symlink(other)) if one == other => Ok(there),
+                _ => {
+                    self.drop_name(parent, name, attributes.mtime_ns)?;
+                    self.state.tree.quietly().adopt_node(parent, name, &entry, body)
+                }
+            },
+            Err(_) => self.state.tree.quietly().adopt_node(parent, name, &entry, body),
+        }
+    }
+
+    /// A file that another node has at `path`. Where the name is another file's, that one is superseded.
+    fn make_file(
+        &mut self,
+        path: &[u8],
+        file: FileId,
+        attributes: &NodeAttributes,
+        home: Incarnation,
+        opened_ns: i64,
+    ) -> Result<NodeId, FsError> {
+        if self.state.removed.as_ref().is_some_and(|removed| removed.contains(file)) {
+            return Err(FsError::NotFound);
+        }
+        let (parents, name) = parts(path)?;
+        let entry = entry(path, attributes, AdoptKind::Directory);
+        let parent = self.state.tree.quietly().make_parents(&parents, &entry)?;
+        if let Ok(there) = self.state.tree.child(parent, name) {
+            if self.state.tree.node(there)?.file().is_ok_and(|found| found.id == file) {
+                return Ok(there);
+            }
+            self.drop_name(parent, name, attributes.mtime_ns)?;
+        }
+        // A copy of it may be here already, out of sight: then it gets its name.
+        if let Some(&known) = self.state.adopted.get(&file)
+            && self.state.tree.is_reachable(known)
+        {
+            self.state
+                .tree
+                .quietly()
+                .keeping_times(parent, |tree| tree.link(known, parent, name, opened_ns))?;
+            self.state.tree.mark(known);
+            return Ok(known);
+        }
+        let mut mirror = File::new(file, Generation(0), None, opened_ns);
+        mirror.remote = Some(Box::new(Remote::begun(home, opened_ns)));
+        let id = self.state.tree.quietly().adopt_node(parent, name, &entry, Body::File(Box::new(mirror)))?;
+        self.state.tree.file_mut(id)?.generation = Generation(id);
+        self.state.adopted.insert(file, id);
+        self.state.tree.mark(id);
+        Ok(id)
+    }
+
+    pub(super) fn settle_name(
+        &mut self,
+        (parent, name): (NodeId, &[u8]),
+        found: Option<&NodeState>,
+        asked_at: u64,
+        now_ns: i64,
+    ) -> Result<(), FsError> {
+        let here = self.state.tree.child(parent, name).ok();
+        let Some(found) = found else {
+            let ours = (parent, name) == (ROOT, HIDDEN);
+            if here.is_some_and(|here| !ours && !is_special(&self.state.tree, here)) {
+                self.drop_name(parent, name, now_ns)?;
+            }
+            return Ok(());
+        };
+        let home = match &found.kind {
+            NodeKind::File(facts) => facts.file.incarnation,
+            // Whose it is makes no difference for what has no bytes.
+            NodeKind::Directory | NodeKind::Symlink { .. } => Incarnation(0),
+        };
+        if let (NodeKind::File(facts), Some(here)) = (&found.kind, here)
+            && home == self.own
+            && self.state.tree.node(here)?.file().is_ok_and(|file| file.id == facts.file)
+        {
+            // Our own: of its bytes we know better.
+            self.state.take_attributes(here, found, Teller::Other)?;
+            return self.settle_other_names((parent, name), found, asked_at, now_ns);
+        }
+        let times = self.state.tree.quietly().times(parent)?;
+        if let NodeKind::File(facts) = &found.kind
+            && let Some(known) =
+                self.state.node_of(facts.file, self.own).filter(|node| self.state.tree.is_reachable(*node))
+        {
+            // It has this name by now, whatever it is called here.
+            self.give_name(known, (parent, name), now_ns)?;
+        }
+        self.take_state(found, home)?;
+        self.state.tree.quietly().put_back(parent, times)?;
+        self.settle_other_names((parent, name), found, asked_at, now_ns)
+    }
+
+    /// Takes a name away with all that is below it. What somebody has open lives on without it; what only this node has is put
+    /// aside, since it may have another name by now.
+    pub(super) fn drop_name(&mut self, parent: NodeId, name: &[u8], now_ns: i64) -> Result<(), FsError> {
+        let top = self.state.tree.child(parent, name)?;
+        loop {
+            let (mut at, mut entry) = (top, (parent, name.to_vec()));
+            while let Some((name, below)) = first_entry(&self.state.tree, at) {
+                entry = (at, name);
+                at = below;
+            }
+            if self.put_aside(at, (entry.0, &entry.1), now_ns)? {
+                if at == top {
+                    return Ok(());
+                }
+                continue;
+            }
+            let gone = if self.state.tree.node(at)?.is_directory() {
+                self.state.tree.rmdir(entry.0, &entry.1, now_ns)?
+            } else {
+                self.state.tree.unlink(entry.0, &entry.1, now_ns)?
+            };
+            self.loses_name(entry.0, &entry.1, gone);
+            if at == top {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether a name stays because of what was made there from the number `since` on. What is below it and older goes then.
+    pub(super) fn drop_before(
+        &mut self,
+        parent: NodeId,
+        name: &[u8],
+        since: NodeId,
+        now_ns: i64,
+    ) -> Result<bool, FsError> {
+        let node = self.state.tree.child(parent, name)?;
+        if node >= since {
+            return Ok(true);
+        }
+        if since == NodeId::MAX || !has_since(&self.state.tree, node, since) {
+            return Ok(false);
+        }
+        let below = self.state.tree.node(node)?.directory()?.by_name.keys().cloned();
+        for name in below.collect::<Vec<_>>() {
+            if !self.drop_before(node, &name, since, now_ns)? {
+                self.drop_name(node, &name, now_ns)?;
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl File {
+    /// It was taken for another node's, and is this node's own.
+    fn take_back(&mut self) {
+        self.remote = None;
+        let own = |writer: &Arc<WriterId>| Arc::new(WriterId { home: None, ..WriterId::clone(writer) });
+        self.writers = self.writers.iter().map(own).collect();
+    }
+}
+
+/// The node that a name means, if that is what is told of.
+fn meant(tree: &Tree, parent: NodeId, name: &[u8], what: Option<FileId>) -> Result<NodeId, FsError> {
+    let node = tree.child(parent, name)?;
+    if tree.node(node)?.file_id() == what { Ok(node) } else { Err(FsError::Stale) }
+}
+
+/// A directory is whoever's who made something in it: holders of copies tell of files in directories that their home made.
+fn is_made_by_others(tree: &Tree, node: NodeId, nodes: &Range<NodeId>, home: Incarnation) -> bool {
+    let Ok(found) = tree.node(node) else { return false };
+    nodes.contains(&node)
+        && match &found.body {
+            Body::File(file) => file.id.incarnation != home,
+            Body::Symlink(_) | Body::Special(_) => true,
+            Body::Directory(directory) => {
+                directory.by_cookie.values().any(|entry| is_made_by_others(tree, entry.node, nodes, home))
+            }
+        }
+}
+
+/// Whether an operation of `home` would supersede, move or remove what others made among `nodes`.
+pub(super) fn meets_made(
+    tree: &Tree,
+    operation: &NameOperation,
+    nodes: &Range<NodeId>,
+    home: Incarnation,
+) -> bool {
+    let made = |path: &[u8]| tree.resolve(path).is_ok_and(|node| is_made_by_others(tree, node, nodes, home));
+    match operation {
+        // Two that make one directory have the same.
+        NameOperation::Directory { path, .. } => {
+            let is_directory = |node| tree.node(node).is_ok_and(Node::is_directory);
+            !tree.resolve(path).is_ok_and(is_directory) && made(path)
+        }
+        NameOperation::Symlink { path, .. } | NameOperation::File { path, .. } => made(path),
+        // A file is known by more than its name.
+        NameOperation::Removed { path, what } => what.is_none() && made(path),
+        NameOperation::Renamed { from, to, what, .. } => made(to) || what.is_none() && made(from),
+        // No name gives way to another one of a file, and of a file that was taken since the old one is not there.
+        NameOperation::Linked { .. } | NameOperation::Taken { .. } => false,
+    }
+}
+
+fn has_since(tree: &Tree, node: NodeId, since: NodeId) -> bool {
+    let below =
+        |directory: &Directory| directory.by_cookie.values().any(|entry| has_since(tree, entry.node, since));
+    node >= since || tree.node(node).and_then(|found| found.directory()).is_ok_and(below)
+}
+
+fn is_special(tree: &Tree, node: NodeId) -> bool {
+    tree.node(node).is_ok_and(|node| matches!(node.body, Body::Special(_)))
+}
+
+/// The directories of a path, and its last part.
+pub(super) fn parts(path: &[u8]) -> Result<(Vec<&[u8]>, &[u8]), FsError> {
+    let mut parts: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
+    let name = parts.pop().filter(|name| !name.is_empty()).ok_or(FsError::Invalid)?;
+    Ok((parts, name))
+}
+
+pub(super) fn entry(path: &[u8], attributes: &NodeAttributes, kind: AdoptKind) -> AdoptEntry {
+    AdoptEntry {
+        path: path.to_vec(),
+        kind,
+        mode: attributes.mode,
+        uid: attributes.uid,
+        gid: attributes.gid,
+        mtime_ns: attributes.mtime_ns,
+        xattrs: Vec::new(),
+    }
+}
