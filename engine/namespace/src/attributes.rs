@@ -8,6 +8,7 @@
 
 use super::attr::rebase;
 use super::node::{Body, Node};
+use super::tree::Tree;
 use super::xattr::Xattrs;
 use super::{FsError, NodeId, State};
 use tidemark_protocol::cluster::wire::NodeState;
@@ -62,59 +63,59 @@ impl State {
         self.tree.mark(node);
         Ok(())
     }
+}
 
-    /// Takes what counts of the attributes that somebody tells of.
-    pub(super) fn take_attributes(
-        &mut self,
-        id: NodeId,
-        told: &NodeState,
-        teller: Teller,
-    ) -> Result<(), FsError> {
-        let (attributes, told_ns) = (&told.attributes, told.attributes_ns);
-        let node = self.tree.node_mut(id)?;
-        let taken = taken(teller, node.attributes_ns, told_ns, attributes.mtime_ns);
-        if taken == Taken::Nothing {
-            return Ok(());
-        }
-        let mut mtime_ns = attributes.mtime_ns;
-        // A file that is being written here has its own time.
-        if let Body::File(file) = &node.body
-            && file.fate.writers() > 0
-        {
-            mtime_ns = node.mtime_ns;
-        }
-        let moved = node.mtime_ns != mtime_ns;
-        let mut changed = moved;
-        let mut xattrs_changed = Vec::new();
-        if taken == Taken::All {
-            let xattrs = Xattrs::from_pairs(&attributes.xattrs)?;
-            let mode = attributes.mode & node.body.mode_bits();
-            let told = (mode, attributes.uid, attributes.gid, told_ns);
-            changed |= (node.mode, node.uid, node.gid, node.attributes_ns) != told;
-            (node.mode, node.uid, node.gid, node.attributes_ns) = told;
-            if node.xattrs != xattrs {
-                changed = true;
-                let names = [&node.xattrs, &xattrs].into_iter().flatten().flat_map(|xattrs| xattrs.names());
-                xattrs_changed = names.map(|name| (id, name)).collect();
-                node.xattrs = xattrs;
-            }
-        }
-        if !changed {
-            return Ok(());
-        }
-        (node.mtime_ns, node.ctime_ns) = (mtime_ns, node.ctime_ns.max(mtime_ns));
-        let size_bytes = match &node.body {
-            Body::File(file) => Some(file.size_bytes),
-            Body::Directory(_) | Body::Symlink(_) | Body::Special(_) => None,
-        };
-        if let (true, Some(size_bytes)) = (moved, size_bytes) {
-            rebase(node, size_bytes)?;
-        }
-        self.tree.touched.xattrs.extend(xattrs_changed);
-        self.tree.touched.node(id);
-        self.tree.mark(id);
-        Ok(())
+/// Takes what counts of the attributes that somebody tells of.
+pub(super) fn take_attributes(
+    tree: &mut Tree,
+    id: NodeId,
+    told: &NodeState,
+    teller: Teller,
+) -> Result<(), FsError> {
+    let (attributes, told_ns) = (&told.attributes, told.attributes_ns);
+    let node = tree.node_mut(id)?;
+    let taken = taken(teller, node.attributes_ns, told_ns, attributes.mtime_ns);
+    if taken == Taken::Nothing {
+        return Ok(());
     }
+    let mut mtime_ns = attributes.mtime_ns;
+    // A file that is being written here has its own time.
+    if let Body::File(file) = &node.body
+        && file.fate.writers() > 0
+    {
+        mtime_ns = node.mtime_ns;
+    }
+    let moved = node.mtime_ns != mtime_ns;
+    let mut changed = moved;
+    let mut xattrs_changed = Vec::new();
+    if taken == Taken::All {
+        let xattrs = Xattrs::from_pairs(&attributes.xattrs)?;
+        let mode = attributes.mode & node.body.mode_bits();
+        let told = (mode, attributes.uid, attributes.gid, told_ns);
+        changed |= (node.mode, node.uid, node.gid, node.attributes_ns) != told;
+        (node.mode, node.uid, node.gid, node.attributes_ns) = told;
+        if node.xattrs != xattrs {
+            changed = true;
+            let names = [&node.xattrs, &xattrs].into_iter().flatten().flat_map(|xattrs| xattrs.names());
+            xattrs_changed = names.map(|name| (id, name)).collect();
+            node.xattrs = xattrs;
+        }
+    }
+    if !changed {
+        return Ok(());
+    }
+    (node.mtime_ns, node.ctime_ns) = (mtime_ns, node.ctime_ns.max(mtime_ns));
+    let size_bytes = match &node.body {
+        Body::File(file) => Some(file.size_bytes),
+        Body::Directory(_) | Body::Symlink(_) | Body::Special(_) => None,
+    };
+    if let (true, Some(size_bytes)) = (moved, size_bytes) {
+        rebase(node, size_bytes)?;
+    }
+    tree.touched.xattrs.extend(xattrs_changed);
+    tree.touched.node(id);
+    tree.mark(id);
+    Ok(())
 }
 
 #[cfg(test)]

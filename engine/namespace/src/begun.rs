@@ -5,12 +5,9 @@
 use super::node::Body;
 use super::writer::WriterId;
 use super::writers::Writers;
-use super::{NodeId, State, is_hidden};
+use super::{NodeId, is_hidden};
 use std::sync::Arc;
 use tidemark_protocol::path::RelPath;
-
-/// Directories that wait for the node loop to ask: it does so many times a second.
-const MADE_MAX: usize = 1024;
 
 /// Entries of one directory that are looked at, or of all directories below; with more it counts as written.
 const ENTRIES_MAX: usize = 64;
@@ -87,14 +84,5 @@ impl Writers<'_> {
             }
             Some(found)
         })
-    }
-}
-
-impl State {
-    pub(super) fn note_made(&mut self, made: Made) {
-        if self.made.len() == MADE_MAX {
-            self.made.pop_front();
-        }
-        self.made.push_back(made);
     }
 }

@@ -10,6 +10,7 @@
 //! Bytes that are here already are not held twice: a copy and a file of the tree may have one backing file. The copy holds the
 //! file's seal then, so whoever changes the file changes bytes of its own (`open`), and the copy stays what it was.
 
+use super::Tree;
 use super::attr::rebase;
 use super::cold::HostCopies;
 use super::file::{File, ObjectCopy, SealHold};
@@ -209,19 +210,19 @@ impl PeerCopies<'_> {
     /// The copy of that seal, as a node out of sight.
     #[must_use]
     pub fn copy_of(&self, file: FileId, seal: SealNumber) -> Option<NodeId> {
-        self.state.look(|state| state.copies.by_seal.get(&(file, seal)).copied())
+        self.state.look(|state| state.copies.node(file, seal))
     }
 
     /// The same, with all that is known of it.
     #[must_use]
     pub fn copy(&self, file: FileId, seal: SealNumber) -> Option<CopyView> {
-        self.state.look(|state| state.copy_view(*state.copies.by_seal.get(&(file, seal))?))
+        self.state.look(|state| state.copies.view(&state.tree, state.copies.node(file, seal)?))
     }
 
     /// The copy that a node out of sight is.
     #[must_use]
     pub fn copy_at(&self, node: NodeId) -> Option<CopyView> {
-        self.state.look(|state| state.copy_view(node))
+        self.state.look(|state| state.copies.view(&state.tree, node))
     }
 
     /// All copies, in slices of the lock, by the file they are copies of.
@@ -229,7 +230,8 @@ impl PeerCopies<'_> {
     pub fn all(&self) -> Vec<CopyView> {
         let nodes: Vec<NodeId> = self.state.look(|state| state.copies.by_seal.values().copied().collect());
         let views = |nodes: &[NodeId]| -> Vec<CopyView> {
-            self.state.look(|state| nodes.iter().filter_map(|node| state.copy_view(*node)).collect())
+            self.state
+                .look(|state| nodes.iter().filter_map(|node| state.copies.view(&state.tree, *node)).collect())
         };
         nodes.chunks(NODES_AT_ONCE).flat_map(views).collect()
     }
@@ -254,14 +256,15 @@ impl PeerCopies<'_> {
     /// The bytes of a copy, to read, until the pin is dropped.
     #[must_use]
     pub fn pin_copy(&self, file: FileId, seal: SealNumber) -> Option<SealPin> {
-        let own = self.state.look(|state| state.copy_view(*state.copies.by_seal.get(&(file, seal))?))?.own;
+        let own =
+            self.state.look(|state| state.copies.view(&state.tree, state.copies.node(file, seal)?))?.own;
         self.seals.pin_seal(own, seal)
     }
 
     /// Gives a copy up because its home said so; nobody has to be told. False when there is none.
     pub fn drop_copy(&self, file: FileId, seal: SealNumber) -> bool {
         let dropped = self.state.change(|state| {
-            let Some(node) = state.copies.by_seal.get(&(file, seal)).copied() else { return Ok(false) };
+            let Some(node) = state.copies.node(file, seal) else { return Ok(false) };
             state.forget_copy(node);
             Ok(true)
         });
@@ -274,7 +277,7 @@ impl PeerCopies<'_> {
     /// Gives a copy up that cannot be kept; its home will be told why.
     pub fn lose_copy(&self, file: FileId, seal: SealNumber, why: &'static str) {
         let lost = self.state.change(|state| {
-            if let Some(node) = state.copies.by_seal.get(&(file, seal)).copied() {
+            if let Some(node) = state.copies.node(file, seal) {
                 state.withdraw_copy(node, why);
             }
             Ok(())
@@ -344,10 +347,33 @@ impl PeerCopies<'_> {
     /// A COLD file gets the bytes of the copy of its seal, when there is one that has been looked at. They are not copied.
     pub fn warm_from_copy(&self, file: FileId, seal: SealNumber) -> bool {
         let warmed = self.state.change(|state| {
-            let Some(copy) = state.copies.by_seal.get(&(file, seal)).copied() else { return Ok(false) };
+            let Some(copy) = state.copies.node(file, seal) else { return Ok(false) };
             Ok(state.warm_by_copy(copy, self.state.incarnation))
         });
         warmed.unwrap_or(false)
+    }
+}
+
+impl Copies {
+    fn node(&self, file: FileId, seal: SealNumber) -> Option<NodeId> {
+        self.by_seal.get(&(file, seal)).copied()
+    }
+
+    /// The copy that a node out of sight is.
+    fn view(&self, tree: &Tree, id: NodeId) -> Option<CopyView> {
+        let kept = self.kept.get(&id)?;
+        let file = tree.node(id).ok()?.file().ok()?;
+        let seal = file.fate.last_seal();
+        Some(CopyView {
+            node: id,
+            own: file.id,
+            file: kept.file,
+            sealed: file.fate.seal()?.clone(),
+            meta: kept.meta.clone(),
+            unverified: file.unverified,
+            object: file.object.as_ref().filter(|noted| noted.0 == seal).map(|noted| noted.1.clone()),
+            reclaim: file.class,
+        })
     }
 }
 
@@ -398,22 +424,6 @@ impl State {
                 self.withdraw_copy(id, "its bytes were lost with the memory they lay in");
             }
         }
-    }
-
-    fn copy_view(&self, id: NodeId) -> Option<CopyView> {
-        let kept = self.copies.kept.get(&id)?;
-        let file = self.tree.node(id).ok()?.file().ok()?;
-        let seal = file.fate.last_seal();
-        Some(CopyView {
-            node: id,
-            own: file.id,
-            file: kept.file,
-            sealed: file.fate.seal()?.clone(),
-            meta: kept.meta.clone(),
-            unverified: file.unverified,
-            object: file.object.as_ref().filter(|noted| noted.0 == seal).map(|noted| noted.1.clone()),
-            reclaim: file.class,
-        })
     }
 
     /// The node that holds these sealed bytes: a file of the tree, or a copy by its own identity.

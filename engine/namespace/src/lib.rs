@@ -118,7 +118,7 @@ use reclaim::Candidate;
 use room::Room;
 use session::Session;
 use stale::StaleCallers;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, RwLock};
@@ -129,6 +129,7 @@ use tidemark_tier1::courtesy::Courtesy;
 use tidemark_tier1::{Backing, Tier1};
 use tree::Tree;
 use writer::WriterCache;
+use writers::Deeds;
 
 /// The kernel's number for a node. Never reused within an incarnation.
 pub type NodeId = u64;
@@ -287,10 +288,7 @@ struct State {
     adopted: BTreeMap<FileId, NodeId>,
     copies: copies::Copies,
     waiting: u32,
-    /// Who took a name of a sealed file away, for the node loop to ask for; the latest.
-    removers: VecDeque<(FileId, Arc<WriterId>)>,
-    /// Which directories were made, for the same.
-    made: VecDeque<Made>,
+    deeds: Deeds,
     /// Something that a waiter may wait for has happened.
     woken: bool,
     outgoing: Outgoing,
@@ -426,9 +424,6 @@ fn journal_bytes(settings: &NamespaceSettings, tier1: &Tier1) -> u64 {
     settings.journal_bytes.unwrap_or(share / 2)
 }
 
-/// Removals that wait for the node loop to ask: it does so many times a second.
-const REMOVERS_MAX: usize = 4096;
-
 const UNPOISONED: &str = "a thread panicked while it held the namespace: its beliefs are broken";
 
 impl State {
@@ -448,20 +443,12 @@ impl State {
             adopted: BTreeMap::new(),
             copies: copies::Copies::default(),
             waiting: 0,
-            removers: VecDeque::new(),
-            made: VecDeque::new(),
+            deeds: Deeds::default(),
             woken: false,
             outgoing: Outgoing::default(),
             heard: heard::Heard::default(),
             removed: None,
         }
-    }
-
-    fn note_remover(&mut self, file: FileId, remover: Arc<WriterId>) {
-        if self.removers.len() == REMOVERS_MAX {
-            self.removers.pop_front();
-        }
-        self.removers.push_back((file, remover));
     }
 
     /// The node that carries a file's identity.

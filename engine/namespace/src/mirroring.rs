@@ -3,7 +3,7 @@
 //! Owns: what an operation, a state or a settled name of another node makes of this node's names and files. Does not own: which of them
 //! are taken (`mirror`), the names besides the one told of (`links`), what is put aside (`aside`), the bytes (`facts`).
 
-use super::attributes::Teller;
+use super::attributes::{Teller, take_attributes};
 use super::cold::AdoptEntry;
 use super::file::File;
 use super::hidden::{first_entry, is_in_sight};
@@ -229,7 +229,7 @@ impl Mirroring<'_> {
                 (node, if of_home { Teller::Home } else { Teller::Other })
             }
         };
-        self.state.take_attributes(node, told, teller)?;
+        take_attributes(&mut self.state.tree, node, told, teller)?;
         Ok(node)
     }
 
@@ -322,7 +322,7 @@ impl Mirroring<'_> {
             && self.state.tree.node(here)?.file().is_ok_and(|file| file.id == facts.file)
         {
             // Our own: of its bytes we know better.
-            self.state.take_attributes(here, found, Teller::Other)?;
+            take_attributes(&mut self.state.tree, here, found, Teller::Other)?;
             return self.settle_other_names((parent, name), found, asked_at, now_ns);
         }
         let times = self.state.tree.quietly().times(parent)?;

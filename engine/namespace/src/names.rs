@@ -84,7 +84,7 @@ impl NameCalls<'_> {
         let made = self.make(caller, parent, name, mode & body.mode_bits(), body)?;
         if let Some(maker) = maker {
             let made = Made { directory: made.node, maker, at_ns: caller.now_ns };
-            self.state.look(|state| state.note_made(made));
+            self.state.look(|state| state.deeds.note_made(made));
         }
         Ok(made)
     }
@@ -197,7 +197,7 @@ impl NameCalls<'_> {
             });
             state.outgoing.note_name(parent, name);
             if let Some((file, remover)) = remover {
-                state.note_remover(file, remover);
+                state.deeds.note_remover(file, remover);
             }
             state.session.answer(caller.request, Answer::Done);
             state.tree.mark(node);

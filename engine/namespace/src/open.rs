@@ -218,7 +218,8 @@ impl Namespace {
         let (size_bytes, mut change, old) = loop {
             let mut state = self.state.settle(node)?;
             if !patience.is_nameless() {
-                state.send_back_if_forsaken(node, caller.pid)?;
+                let State { tree, stale, .. } = &mut *state;
+                stale.send_back_if_forsaken(node, tree.node(node)?, caller.pid)?;
             }
             let target = state.tree.node(node)?;
             let file = target.file()?;
@@ -300,7 +301,8 @@ impl Namespace {
     fn open_for_reading(&self, caller: &Caller, node: NodeId) -> Result<OpenOutcome, FsError> {
         let here = {
             let mut state = self.state.settle(node)?;
-            state.send_back_if_forsaken(node, caller.pid)?;
+            let State { tree, stale, .. } = &mut *state;
+            stale.send_back_if_forsaken(node, tree.node(node)?, caller.pid)?;
             let target = state.tree.node(node)?;
             let file = target.file()?;
             if file.is_lost() && target.link_count() == 0 {

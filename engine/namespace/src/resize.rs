@@ -2,6 +2,7 @@
 //!
 //! Owns: [`Namespace::setattr`]. Does not own: which bytes may change in place (`open`).
 
+use super::State;
 use super::attr::{Attr, SetAttr, SetTime, attr, freeze, mark_unwritten, observe, rebase};
 use super::open::Change;
 use super::overwrite::Overwrites;
@@ -62,7 +63,8 @@ impl<'a> Overwrites<'a> {
         let (old_bytes, change) = loop {
             let mut state = self.state.settle(node)?;
             if !patience.is_nameless() {
-                state.send_back_if_forsaken(node, caller.pid)?;
+                let State { tree, stale, .. } = &mut *state;
+                stale.send_back_if_forsaken(node, tree.node(node)?, caller.pid)?;
             }
             let target = state.tree.node(node)?;
             let file = target.file()?;

@@ -8,6 +8,7 @@
 //! looks the name up, the names go to the new node. When it comes back without a look-up, there is no name, and no new node
 //! could be found.
 
+use super::Node;
 use super::attr::{Attr, attr, observe};
 use super::open::Change;
 use super::overwrite::Overwrites;
@@ -97,6 +98,15 @@ impl StaleCallers {
 
     pub(super) fn settle(&mut self, pid: u32, node: NodeId) {
         self.0.retain(|sent| !sent.is_of(pid, node));
+    }
+
+    /// Sends an open of a node whose names the daemon gave to another back once: a path finds what has them now.
+    pub(super) fn send_back_if_forsaken(&mut self, id: NodeId, node: &Node, pid: u32) -> Result<(), FsError> {
+        if !node.forsaken || self.is_nameless(pid, id) {
+            return Ok(());
+        }
+        self.note(pid, id, None);
+        Err(FsError::Stale)
     }
 }
 
@@ -248,17 +258,6 @@ impl<'a> Overwrites<'a> {
         self.state.change(|state| {
             state.apply_change(self.state.incarnation, node, change, prepared, None, now_ns).map(drop)
         })
-    }
-}
-
-impl State {
-    /// An open of a node whose names the daemon gave to another is sent back once: a path finds what has them now.
-    pub(super) fn send_back_if_forsaken(&mut self, node: NodeId, pid: u32) -> Result<(), FsError> {
-        if !self.tree.node(node)?.forsaken || self.stale.is_nameless(pid, node) {
-            return Ok(());
-        }
-        self.stale.note(pid, node, None);
-        Err(FsError::Stale)
     }
 }
 

@@ -13,6 +13,37 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tidemark_protocol::id::FileId;
 
+/// Removals that wait for the node loop to ask: it does so many times a second.
+const REMOVERS_MAX: usize = 4096;
+
+/// Directories that wait for the node loop to ask: it does so many times a second.
+const MADE_MAX: usize = 1024;
+
+/// Deeds of processes that the node loop asks about; of very many the latest.
+#[derive(Debug, Default)]
+pub(super) struct Deeds {
+    /// Who took a name of a sealed file away.
+    removers: VecDeque<(FileId, Arc<WriterId>)>,
+    /// Which directories were made.
+    made: VecDeque<Made>,
+}
+
+impl Deeds {
+    pub(super) fn note_remover(&mut self, file: FileId, remover: Arc<WriterId>) {
+        if self.removers.len() == REMOVERS_MAX {
+            self.removers.pop_front();
+        }
+        self.removers.push_back((file, remover));
+    }
+
+    pub(super) fn note_made(&mut self, made: Made) {
+        if self.made.len() == MADE_MAX {
+            self.made.pop_front();
+        }
+        self.made.push_back(made);
+    }
+}
+
 /// The processes that write, make, remove and read, and how they ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Writers<'a> {
@@ -31,7 +62,7 @@ impl Writers<'_> {
     /// Which directories were made since this was asked last; of very many the latest.
     #[must_use]
     pub fn take_made(&self) -> VecDeque<Made> {
-        self.state.look(|state| std::mem::take(&mut state.made))
+        self.state.look(|state| std::mem::take(&mut state.deeds.made))
     }
 
     /// The files that any thread of these processes opened for reading, of the latest of each.
@@ -77,6 +108,6 @@ impl Writers<'_> {
     /// Who removed names of sealed files since this was asked last; of very many the latest.
     #[must_use]
     pub fn take_removers(&self) -> VecDeque<(FileId, Arc<WriterId>)> {
-        self.state.look(|state| std::mem::take(&mut state.removers))
+        self.state.look(|state| std::mem::take(&mut state.deeds.removers))
     }
 }
