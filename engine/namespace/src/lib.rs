@@ -60,6 +60,7 @@ mod session;
 mod snapshot;
 mod stale;
 mod standing;
+mod state;
 mod tree;
 mod unanswered;
 mod view;
@@ -106,30 +107,23 @@ pub use writer::{Ended, Peers, SessionKey, WriterId};
 pub use writers::Writers;
 pub use xattr::{XattrCalls, XattrSource};
 
-use catalog::Removed;
 use ends::Ends;
 use fates::Fates;
 use guarded::Guarded;
-use handle::HandleTable;
 use journal::Journal;
 use node::{Body, Node};
-use outgoing::Outgoing;
-use reclaim::Candidate;
 use room::Room;
-use session::Session;
-use stale::StaleCallers;
-use std::collections::{BTreeMap, BTreeSet};
+use state::State;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
-use tidemark_protocol::file::FileEvent;
-use tidemark_protocol::id::{FileId, Incarnation};
+use tidemark_protocol::id::Incarnation;
 use tidemark_tier1::courtesy::Courtesy;
 use tidemark_tier1::{Backing, Tier1};
 use tree::Tree;
 use writer::WriterCache;
-use writers::Deeds;
 
 /// The kernel's number for a node. Never reused within an incarnation.
 pub type NodeId = u64;
@@ -264,40 +258,6 @@ pub struct Namespace {
     snapshots: Mutex<()>,
 }
 
-/// Everything under the lock.
-#[derive(Debug)]
-struct State {
-    tree: Tree,
-    handles: HandleTable,
-    session: Session,
-    /// Who waits for it: only then somebody has to be woken.
-    watching: u32,
-    /// Records not yet written to the journal.
-    pending: Vec<u8>,
-    /// Backing files to drop once the lock is free and the journal no longer names them.
-    trash: Vec<Arc<Backing>>,
-    /// Names that another node took away, of which the kernel is told once the lock is free; with the node where it was its last.
-    lost_names: Vec<(NodeId, Vec<u8>, Option<NodeId>)>,
-    stale: StaleCallers,
-    candidates: BTreeSet<Candidate>,
-    /// Files without a name that the kernel may remember without knowing that: their bytes are the first to give way.
-    leftovers: BTreeSet<NodeId>,
-    departing: departing::Departures,
-    /// Files that carry another identity than their node's: another incarnation's, or that of one of our own that was
-    /// removed and brought back.
-    adopted: BTreeMap<FileId, NodeId>,
-    copies: copies::Copies,
-    waiting: u32,
-    deeds: Deeds,
-    /// Something that a waiter may wait for has happened.
-    woken: bool,
-    outgoing: Outgoing,
-    /// What this node heard as the coordinator.
-    heard: heard::Heard,
-    /// Files that were removed; none where this tree is not the catalog.
-    removed: Option<Removed>,
-}
-
 impl fmt::Debug for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Namespace").field("state", &self.state).finish_non_exhaustive()
@@ -425,86 +385,3 @@ fn journal_bytes(settings: &NamespaceSettings, tier1: &Tier1) -> u64 {
 }
 
 const UNPOISONED: &str = "a thread panicked while it held the namespace: its beliefs are broken";
-
-impl State {
-    fn new(tree: Tree) -> Self {
-        Self {
-            tree,
-            handles: HandleTable::default(),
-            session: Session::default(),
-            watching: 0,
-            pending: Vec::new(),
-            trash: Vec::new(),
-            lost_names: Vec::new(),
-            stale: StaleCallers::default(),
-            candidates: BTreeSet::new(),
-            leftovers: BTreeSet::new(),
-            departing: departing::Departures::default(),
-            adopted: BTreeMap::new(),
-            copies: copies::Copies::default(),
-            waiting: 0,
-            deeds: Deeds::default(),
-            woken: false,
-            outgoing: Outgoing::default(),
-            heard: heard::Heard::default(),
-            removed: None,
-        }
-    }
-
-    /// The node that carries a file's identity.
-    fn node_of(&self, id: FileId, own: Incarnation) -> Option<NodeId> {
-        // One of our own that was removed and brought back has another node than the one it is named for.
-        let node =
-            self.adopted.get(&id).copied().or_else(|| (id.incarnation == own).then_some(id.counter.0))?;
-        let file = self.tree.nodes.get(&node)?.file().ok()?;
-        (file.id == id).then_some(node)
-    }
-
-    /// Frees what nobody can reach any more: a node and its bytes go with the last name, the last handle, and the kernel's
-    /// memory of it. An open that looked its name up before that was replaced comes after, and finds the old bytes.
-    fn release_unreachable(&mut self, id: NodeId) {
-        let Some(node) = self.tree.nodes.get_mut(&id) else { return };
-        if id == ROOT || node.link_count() > 0 {
-            return;
-        }
-        let (remembered, forsaken) = (node.is_remembered(), node.forsaken);
-        if let Body::File(file) = &mut node.body {
-            // The RELEASE of a descriptor that was closed before may be on its way, as FORGET is.
-            self.departing.leaves(file);
-            let adopted = self.adopted.get(&file.id).copied();
-            if let Some(removed) = self.removed.as_mut().filter(|removed| removed.means(id, file, adopted)) {
-                removed.note(file.id);
-            }
-            if file.opens > 0 || file.busy {
-                return;
-            }
-            self.tree.changes.mark(id);
-            if remembered {
-                if forsaken {
-                    self.leftovers.insert(id);
-                }
-                return;
-            }
-            self.trash.extend(file.backing.take());
-            file.happens(FileEvent::Changed);
-            let key = Candidate::of(id, file);
-            self.candidates.remove(&key);
-            self.leftovers.remove(&id);
-        }
-        if !remembered
-            && let Some(node) = self.tree.free(id)
-            && let Body::File(file) = node.body
-            && self.adopted.get(&file.id) == Some(&id)
-        {
-            self.adopted.remove(&file.id);
-        }
-    }
-
-    /// The same after the daemon itself took a name away: the kernel may not know that the node has lost its last one.
-    fn forsake(&mut self, id: NodeId) {
-        if let Ok(node) = self.tree.node_mut(id) {
-            node.forsaken = node.link_count() == 0;
-        }
-        self.release_unreachable(id);
-    }
-}
