@@ -147,10 +147,10 @@ impl HostCopies<'_> {
             target.kept_until = Some(Instant::now() + RESTORE_HOLD);
             let key = Candidate::of(node, target);
             rebase(state.tree.node_mut(node)?, size_bytes)?;
-            state.candidates.extend(key.reclaimable());
+            state.reclaimable.add(key);
             state.tree.touched.node(node);
             state.tree.mark(node);
-            state.woken = true;
+            state.waiters.woken = true;
             Ok(())
         })
     }
@@ -216,7 +216,7 @@ impl HostCopies<'_> {
             let key = Candidate::of(node, target);
             let bad = target.backing.take();
             target.unverified = false;
-            state.candidates.remove(&key);
+            state.reclaimable.remove(&key);
             state.trash.extend(bad);
             state.tree.touched.node(node);
             state.tree.mark(node);
@@ -393,7 +393,7 @@ impl State {
                 if taken {
                     made.id = FileId { incarnation: own, counter: FileCounter(id) };
                 } else {
-                    self.adopted.insert(file, id);
+                    self.identities.adopt(file, id);
                 }
                 self.tree.touched.chunks.push(id);
                 id

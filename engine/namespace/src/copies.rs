@@ -454,11 +454,11 @@ impl State {
         {
             tracing::warn!(%error, file = %id, "times of a file that was here as a copy may be off");
         }
-        self.candidates.extend(key.reclaimable());
+        self.reclaimable.add(key);
         self.copies.kept.entry(copy).and_modify(|kept| kept.sharing.push(hold));
         self.tree.touched.node(node);
         self.tree.mark(node);
-        self.woken = true;
+        self.waiters.woken = true;
         true
     }
 

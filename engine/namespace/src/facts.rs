@@ -85,13 +85,13 @@ impl State {
             }
         }
         let after = file.backing.is_some().then(|| Candidate::of(id, file));
-        self.candidates.remove(&before);
-        self.candidates.extend(after.and_then(Candidate::reclaimable));
+        self.reclaimable.remove(&before);
+        after.into_iter().for_each(|after| self.reclaimable.add(after));
         self.trash.extend(dropped);
         if !stays {
             self.tree.touched.chunks.push(id);
         }
-        self.woken = true;
+        self.waiters.woken = true;
         self.tree.touched.node(id);
         self.tree.mark(id);
         Ok(())

@@ -20,6 +20,17 @@ use tidemark_protocol::id::{FileCounter, FileId, Incarnation};
 /// How long a call waits for another that changes the same file's bytes: a copy of 100 GB takes about 20 s.
 const BUSY_WAIT: Duration = Duration::from_secs(60);
 
+/// Threads that wait, so that a change wakes somebody only where there is one.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    /// For changed nodes.
+    watching: u32,
+    /// For a busy file, or a last release.
+    waiting: u32,
+    /// Something that those may wait for has happened.
+    pub(super) woken: bool,
+}
+
 /// The state, its lock and its journal. All calls take `&self`, from any thread.
 pub(super) struct Guarded {
     pub(super) incarnation: Incarnation,
@@ -78,12 +89,12 @@ impl Guarded {
     /// Waits until something changed that nobody took yet, or until `timeout` has passed. Whether something did.
     pub(super) fn wait_dirty(&self, timeout: Duration) -> bool {
         let mut state = self.lock();
-        state.watching += 1;
+        state.waiters.watching += 1;
         let (mut state, _) = self
             .dirtied
             .wait_timeout_while(state, timeout, |state| !state.tree.changes.has_dirty())
             .expect(UNPOISONED);
-        state.watching -= 1;
+        state.waiters.watching -= 1;
         state.tree.changes.has_dirty()
     }
 
@@ -103,8 +114,8 @@ impl Guarded {
         let result = f(&mut state);
         state.note_touched();
         let journals = !state.pending.is_empty();
-        let woken = std::mem::take(&mut state.woken) && state.waiting > 0;
-        let dirty = state.watching > 0 && state.tree.changes.has_dirty();
+        let woken = std::mem::take(&mut state.waiters.woken) && state.waiters.waiting > 0;
+        let dirty = state.waiters.watching > 0 && state.tree.changes.has_dirty();
         let tells = state.outgoing.tells();
         let is_unkept = state.tree.changes.has_unkept();
         let trash = std::mem::take(&mut state.trash);
@@ -144,11 +155,11 @@ impl Guarded {
         let Some(left) = deadline.checked_duration_since(Instant::now()) else {
             return (state, false);
         };
-        state.waiting += 1;
+        state.waiters.waiting += 1;
         // A safeguard of 50 ms, because a hold on a seal is dropped without the lock and wakes nobody.
         let (mut state, _) =
             self.changed.wait_timeout(state, left.min(Duration::from_millis(50))).expect(UNPOISONED);
-        state.waiting -= 1;
+        state.waiters.waiting -= 1;
         (state, true)
     }
 

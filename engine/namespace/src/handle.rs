@@ -294,7 +294,7 @@ impl HandleCalls<'_> {
                 // The other writers do not mend what was cut, nor does a daemon that takes them over.
                 state.tree.touched.node(handle.node);
             }
-            state.woken = true;
+            state.waiters.woken = true;
             state.release_unreachable(handle.node);
             Ok(())
         });

@@ -290,7 +290,7 @@ impl State {
         let body = Body::File(Box::new(fresh));
         let mut new = Node::new(node.ino, node.mode, node.uid, node.gid, node.ctime_ns, body);
         (new.atime_ns, new.mtime_ns) = (node.atime_ns, node.mtime_ns);
-        self.candidates.remove(&key);
+        self.reclaimable.remove(&key);
         self.tree.insert(id, new);
         self.tree.touched.writers.push(id);
         self.tree.move_names(old, id);

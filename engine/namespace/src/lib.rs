@@ -35,6 +35,7 @@ mod handle;
 mod heard;
 mod hidden;
 mod host_room;
+mod identities;
 mod journal;
 mod kept;
 mod links;

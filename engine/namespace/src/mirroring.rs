@@ -170,7 +170,7 @@ impl Mirroring<'_> {
         }
         self.state.tree.insert(id, node);
         self.state.tree.move_names(old, id);
-        self.state.adopted.insert(file, id);
+        self.state.identities.adopt(file, id);
         self.state.tree.mark(old);
         self.state.tree.mark(id);
         self.state.release_unreachable(old);
@@ -278,7 +278,7 @@ impl Mirroring<'_> {
             self.drop_name(parent, name, attributes.mtime_ns)?;
         }
         // A copy of it may be here already, out of sight: then it gets its name.
-        if let Some(&known) = self.state.adopted.get(&file)
+        if let Some(known) = self.state.identities.adopted(file)
             && self.state.tree.is_reachable(known)
         {
             self.state
@@ -292,7 +292,7 @@ impl Mirroring<'_> {
         mirror.remote = Some(Box::new(Remote::begun(home, opened_ns)));
         let id = self.state.tree.quietly().adopt_node(parent, name, &entry, Body::File(Box::new(mirror)))?;
         self.state.tree.file_mut(id)?.generation = Generation(id);
-        self.state.adopted.insert(file, id);
+        self.state.identities.adopt(file, id);
         self.state.tree.mark(id);
         Ok(id)
     }

@@ -349,7 +349,7 @@ impl State {
         }
         let (key, old_id) = (Candidate::of(node, file), file.id);
         file.unseal(own);
-        self.candidates.remove(&key);
+        self.reclaimable.remove(&key);
         self.takes(node, old_id, own);
         self.tree.touched.node(node);
         self.tree.mark(node);
@@ -364,9 +364,7 @@ impl State {
         if let Some(removed) = self.removed.as_mut().filter(|_| from.incarnation != own.incarnation) {
             removed.note(from);
         }
-        if self.adopted.get(&from) == Some(&node) {
-            self.adopted.remove(&from);
-        }
+        self.identities.remove(from, node);
         self.outgoing.tell_taken(&self.tree, node, from, own);
     }
 
@@ -381,7 +379,7 @@ impl State {
         new_size_bytes: Option<u64>,
         now_ns: i64,
     ) -> Result<NodeId, FsError> {
-        self.woken = true;
+        self.waiters.woken = true;
         let own_id = own_file(own, node);
         let file = self.tree.file_mut(node)?;
         file.busy = false;
@@ -405,7 +403,7 @@ impl State {
             file.hold = Weak::new(); // Whoever holds the old bytes has them; the new ones are nobody's yet.
             self.trash.extend(old);
         }
-        self.candidates.remove(&key);
+        self.reclaimable.remove(&key);
         self.takes(node, old_id, own_id);
         let target = self.tree.node_mut(node)?;
         let size_bytes = target.file()?.backing.as_ref().ok_or(FsError::Stale)?.stat()?.size_bytes;

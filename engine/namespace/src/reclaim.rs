@@ -6,6 +6,7 @@ use super::cold::HostCopies;
 use super::file::{File, ObjectCopy};
 use super::host_room::HostRoom;
 use super::{FsError, NodeId, ReclaimClass, State};
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,10 +51,44 @@ impl Candidate {
     pub(super) fn of(node: NodeId, file: &File) -> Self {
         Self { class: file.class, closed_ns: file.closed_ns, node }
     }
+}
 
-    /// Itself, unless its class says never.
-    pub(super) fn reclaimable(self) -> Option<Self> {
-        (self.class != ReclaimClass::Never).then_some(self)
+/// The host copies that may give way, in the order in which they do.
+#[derive(Debug, Default)]
+pub(super) struct Reclaimable {
+    candidates: BTreeSet<Candidate>,
+    /// Files without a name that the kernel may remember without knowing that: their bytes are the first to give way.
+    leftovers: BTreeSet<NodeId>,
+}
+
+impl Reclaimable {
+    /// A host copy may give way, unless its class says never.
+    pub(super) fn add(&mut self, candidate: Candidate) {
+        if candidate.class != ReclaimClass::Never {
+            self.candidates.insert(candidate);
+        }
+    }
+
+    pub(super) fn remove(&mut self, candidate: &Candidate) {
+        self.candidates.remove(candidate);
+    }
+
+    /// Up to `most` candidates that go after that one; from the first where there is none.
+    fn after(&self, after: Option<Candidate>, most: usize) -> Vec<Candidate> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.candidates.range((from, Bound::Unbounded)).take(most).copied().collect()
+    }
+
+    pub(super) fn add_leftover(&mut self, node: NodeId) {
+        self.leftovers.insert(node);
+    }
+
+    pub(super) fn remove_leftover(&mut self, node: NodeId) {
+        self.leftovers.remove(&node);
+    }
+
+    fn take_leftovers(&mut self) -> BTreeSet<NodeId> {
+        std::mem::take(&mut self.leftovers)
     }
 }
 
@@ -67,9 +102,9 @@ impl HostCopies<'_> {
             known.class = class;
             let after = Candidate::of(node, known);
             let here = known.backing.is_some();
-            state.candidates.remove(&before);
+            state.reclaimable.remove(&before);
             if here {
-                state.candidates.extend(after.reclaimable());
+                state.reclaimable.add(after);
             }
         });
     }
@@ -85,8 +120,10 @@ impl HostCopies<'_> {
                 return;
             }
             file.class = ReclaimClass::CommittedNewest;
-            let here = file.backing.is_some().then(|| Candidate::of(id, file));
-            state.candidates.extend(here);
+            if file.backing.is_some() {
+                let key = Candidate::of(id, file);
+                state.reclaimable.add(key);
+            }
         });
     }
 
@@ -168,7 +205,7 @@ impl<'a> HostRoom<'a> {
     /// Drops the bytes of files that no name leads to, which the kernel remembers perhaps only because nobody told it so.
     fn drop_leftovers(&self, place: Place) -> u64 {
         let dropped = self.state.change(|state| {
-            let leftovers = std::mem::take(&mut state.leftovers);
+            let leftovers = state.reclaimable.take_leftovers();
             Ok(leftovers.into_iter().map(|node| state.drop_leftover(node, place)).sum())
         });
         dropped.unwrap_or(0)
@@ -179,13 +216,7 @@ impl<'a> HostRoom<'a> {
         let mut after: Option<Candidate> = None;
         while freed < bytes {
             let turn = self.state.change(|state| {
-                let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-                let batch: Vec<Candidate> = state
-                    .candidates
-                    .range((from, Bound::Unbounded))
-                    .take(EXAMINED_AT_ONCE)
-                    .copied()
-                    .collect();
+                let batch = state.reclaimable.after(after, EXAMINED_AT_ONCE);
                 let mut taken = 0;
                 for candidate in &batch {
                     if freed + taken >= bytes {
@@ -236,14 +267,14 @@ impl State {
         let Ok(file) = known.file_mut() else { return 0 };
         let here = file.backing.as_deref().is_some_and(|backing| Place::of(backing) == place);
         if !here || file.opens > 0 || file.busy {
-            self.leftovers.insert(node);
+            self.reclaimable.add_leftover(node);
             return 0;
         }
         let freed = if file.is_held() { 0 } else { file.size_bytes };
         let key = Candidate::of(node, file);
         self.trash.extend(file.backing.take());
         file.happens(FileEvent::Changed);
-        self.candidates.remove(&key);
+        self.reclaimable.remove(&key);
         self.tree.touched.node(node);
         freed
     }
@@ -254,7 +285,7 @@ impl State {
         let size_bytes = self.tree.file_mut(node)?.size_bytes;
         let mut dropped = vec![backing];
         if let Some(file) = self.withdraw_copy(node, GAVE_WAY)
-            && let Some(sharer) = self.adopted.get(&file).copied()
+            && let Some(sharer) = self.identities.adopted(file)
             && let Ok(Some(backing)) = self.drop_backing(sharer)
         {
             dropped.push(backing);
@@ -277,7 +308,7 @@ impl State {
         }
         let Some(backing) = file.backing.take() else { return Ok(None) };
         let key = Candidate::of(node, file);
-        self.candidates.remove(&key);
+        self.reclaimable.remove(&key);
         self.tree.touched.node(node);
         self.tree.mark(node);
         Ok(Some(backing))

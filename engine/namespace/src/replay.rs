@@ -210,13 +210,13 @@ pub(super) fn rebuild(
     let dropped = drop_unreachable(&mut tree, &open, session_goes_on);
     // An inode that the kernel remembers keeps its node and its bytes. What it forgot while nobody listened gives way first.
     let nameless = tree.nodes.iter().filter(|(id, node)| **id != ROOT && node.link_count() == 0);
-    let leftovers = nameless.map(|(id, _)| *id).filter(|id| !open.contains(id)).collect();
+    let leftovers: Vec<_> = nameless.map(|(id, _)| *id).filter(|id| !open.contains(id)).collect();
     for node in tree.nodes.values_mut() {
         node.taken_up = session_goes_on;
         node.forsaken = node.overwritten && node.link_count() == 0;
     }
     let mut state = State::new(tree);
-    state.leftovers = leftovers;
+    leftovers.into_iter().for_each(|id| state.reclaimable.add_leftover(id));
     state.handles.given(raw.last_handle);
     state.session.backing_ids = raw.backing_ids;
     state.session.inherit(raw.answers.into_iter());
@@ -241,7 +241,7 @@ pub(super) fn rebuild(
             tracing::warn!(node = id, "times of a recovered file may be off");
         }
         if identity != (FileId { incarnation: own, counter: tidemark_protocol::id::FileCounter(id) }) {
-            state.adopted.insert(identity, id);
+            state.identities.adopt(identity, id);
         }
     }
     for (fh, handle) in handles {

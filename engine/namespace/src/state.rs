@@ -6,17 +6,18 @@
 use super::catalog::Removed;
 use super::copies::Copies;
 use super::departing::Departures;
+use super::guarded::Waiters;
 use super::handle::HandleTable;
 use super::heard::Heard;
+use super::identities::Identities;
 use super::node::Body;
 use super::outgoing::Outgoing;
-use super::reclaim::Candidate;
+use super::reclaim::{Candidate, Reclaimable};
 use super::session::Session;
 use super::stale::StaleCallers;
 use super::tree::Tree;
 use super::writers::Deeds;
 use super::{NodeId, ROOT};
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::{FileId, Incarnation};
@@ -28,8 +29,6 @@ pub(super) struct State {
     pub(super) tree: Tree,
     pub(super) handles: HandleTable,
     pub(super) session: Session,
-    /// Who waits for it: only then somebody has to be woken.
-    pub(super) watching: u32,
     /// Records not yet written to the journal.
     pub(super) pending: Vec<u8>,
     /// Backing files to drop once the lock is free and the journal no longer names them.
@@ -37,18 +36,12 @@ pub(super) struct State {
     /// Names that another node took away, of which the kernel is told once the lock is free; with the node where it was its last.
     pub(super) lost_names: Vec<(NodeId, Vec<u8>, Option<NodeId>)>,
     pub(super) stale: StaleCallers,
-    pub(super) candidates: BTreeSet<Candidate>,
-    /// Files without a name that the kernel may remember without knowing that: their bytes are the first to give way.
-    pub(super) leftovers: BTreeSet<NodeId>,
+    pub(super) reclaimable: Reclaimable,
     pub(super) departing: Departures,
-    /// Files that carry another identity than their node's: another incarnation's, or that of one of our own that was
-    /// removed and brought back.
-    pub(super) adopted: BTreeMap<FileId, NodeId>,
+    pub(super) identities: Identities,
     pub(super) copies: Copies,
-    pub(super) waiting: u32,
     pub(super) deeds: Deeds,
-    /// Something that a waiter may wait for has happened.
-    pub(super) woken: bool,
+    pub(super) waiters: Waiters,
     pub(super) outgoing: Outgoing,
     /// What this node heard as the coordinator.
     pub(super) heard: Heard,
@@ -62,19 +55,16 @@ impl State {
             tree,
             handles: HandleTable::default(),
             session: Session::default(),
-            watching: 0,
             pending: Vec::new(),
             trash: Vec::new(),
             lost_names: Vec::new(),
             stale: StaleCallers::default(),
-            candidates: BTreeSet::new(),
-            leftovers: BTreeSet::new(),
+            reclaimable: Reclaimable::default(),
             departing: Departures::default(),
-            adopted: BTreeMap::new(),
+            identities: Identities::default(),
             copies: Copies::default(),
-            waiting: 0,
             deeds: Deeds::default(),
-            woken: false,
+            waiters: Waiters::default(),
             outgoing: Outgoing::default(),
             heard: Heard::default(),
             removed: None,
@@ -83,11 +73,7 @@ impl State {
 
     /// The node that carries a file's identity.
     pub(super) fn node_of(&self, id: FileId, own: Incarnation) -> Option<NodeId> {
-        // One of our own that was removed and brought back has another node than the one it is named for.
-        let node =
-            self.adopted.get(&id).copied().or_else(|| (id.incarnation == own).then_some(id.counter.0))?;
-        let file = self.tree.nodes.get(&node)?.file().ok()?;
-        (file.id == id).then_some(node)
+        self.identities.node_of(&self.tree, id, own)
     }
 
     /// Frees what nobody can reach any more: a node and its bytes go with the last name, the last handle, and the kernel's
@@ -101,7 +87,7 @@ impl State {
         if let Body::File(file) = &mut node.body {
             // The RELEASE of a descriptor that was closed before may be on its way, as FORGET is.
             self.departing.leaves(file);
-            let adopted = self.adopted.get(&file.id).copied();
+            let adopted = self.identities.adopted(file.id);
             if let Some(removed) = self.removed.as_mut().filter(|removed| removed.means(id, file, adopted)) {
                 removed.note(file.id);
             }
@@ -111,22 +97,21 @@ impl State {
             self.tree.changes.mark(id);
             if remembered {
                 if forsaken {
-                    self.leftovers.insert(id);
+                    self.reclaimable.add_leftover(id);
                 }
                 return;
             }
             self.trash.extend(file.backing.take());
             file.happens(FileEvent::Changed);
             let key = Candidate::of(id, file);
-            self.candidates.remove(&key);
-            self.leftovers.remove(&id);
+            self.reclaimable.remove(&key);
+            self.reclaimable.remove_leftover(id);
         }
         if !remembered
             && let Some(node) = self.tree.free(id)
             && let Body::File(file) = node.body
-            && self.adopted.get(&file.id) == Some(&id)
         {
-            self.adopted.remove(&file.id);
+            self.identities.remove(file.id, id);
         }
     }
 
