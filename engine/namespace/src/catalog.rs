@@ -52,7 +52,7 @@ pub struct Moment {
 /// one that keeps a copy.
 #[derive(Debug)]
 pub(super) struct Removed {
-    /// This node's own life.
+    /// The life of this node.
     own: Incarnation,
     files: BTreeSet<FileId>,
     order: VecDeque<FileId>,
@@ -119,7 +119,7 @@ impl Removed {
     }
 }
 
-/// This tree as the catalog: what was heard for it, and what of it is not kept elsewhere.
+/// The tree as the catalog: what was heard for it, and what of it is not kept elsewhere.
 #[derive(Debug, Clone, Copy)]
 pub struct CatalogTree<'a> {
     pub(super) state: &'a Guarded,

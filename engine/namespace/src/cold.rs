@@ -285,7 +285,7 @@ impl Adoption<'_> {
 }
 
 impl File {
-    /// This file, while it is that one and its last seal is that one.
+    /// Returns itself, while it is that file and its last seal is that one.
     fn at(&mut self, file: FileId, seal: SealNumber) -> Result<&mut Self, FsError> {
         if self.id != file || self.fate.last_seal() != seal { Err(FsError::Stale) } else { Ok(self) }
     }

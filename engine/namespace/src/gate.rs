@@ -1,4 +1,4 @@
-//! What the daemon takes no more of, while it ends.
+//! Refusals while the daemon ends.
 //!
 //! Owns: whether new files and changes are refused. Does not own: when (the node), the errors that calls give (each call).
 

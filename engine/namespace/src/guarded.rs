@@ -3,7 +3,7 @@
 //! Owns: the one mutex, whom a change wakes or tells, that a call returns once what it changed is journaled. Does not own: what is changed
 //! ([`State`]), the journal's files and order (`journal`).
 //!
-//! It knows whose state it is and what time it is there: all that most calls need besides.
+//! [`Guarded`] knows whose state it is and what time it is there: all that most calls need besides.
 
 use super::journal::Journal;
 use super::node::Body;

@@ -5,7 +5,7 @@
 //! (`tier1`), when to seal, upload or fetch (the node loop, which drains [`Namespace::take_dirty`] and looks at
 //! [`FileView`]s).
 //!
-//! Its calls are grouped by whom they serve (`parts`): [`Namespace`] itself has what an open or a look-up does, and each group is a view
+//! The calls are grouped by whom they serve (`parts`): [`Namespace`] itself has what an open or a look-up does, and each group is a view
 //! of the fields that it needs, such as [`Seals`] or [`PeerCopies`].
 //!
 //! One mutex guards everything and is held for map look-ups and an fstat at most. What takes longer (a backing

@@ -23,7 +23,7 @@ use tidemark_protocol::id::{FileId, Generation, Incarnation};
 #[derive(Debug)]
 pub(super) struct Mirroring<'a> {
     pub(super) state: &'a mut State,
-    /// This node's own life.
+    /// The life of this node.
     pub(super) own: Incarnation,
 }
 
@@ -392,7 +392,7 @@ impl Mirroring<'_> {
 }
 
 impl File {
-    /// It was taken for another node's, and is this node's own.
+    /// Makes a file this node's own that was taken for another node's.
     fn take_back(&mut self) {
         self.remote = None;
         let own = |writer: &Arc<WriterId>| Arc::new(WriterId { home: None, ..WriterId::clone(writer) });

@@ -361,7 +361,7 @@ impl Tree {
         self.mark(node);
     }
 }
-/// What is told of a node that was just made.
+/// Returns the operation that tells of a node that was just made.
 pub(super) fn made_operation(tree: &Tree, parent: NodeId, name: &[u8], id: NodeId) -> Option<NameOperation> {
     let node = tree.node(id).ok()?;
     let (path, attributes) = (path_in(tree, parent, name)?, attributes(node));
@@ -373,7 +373,7 @@ pub(super) fn made_operation(tree: &Tree, parent: NodeId, name: &[u8], id: NodeI
     }
 }
 
-/// What is told of a rename, before it is carried out: the paths are as they were.
+/// Returns the operation that tells of a rename, before it is carried out: the paths are as they were.
 fn moves(tree: &Tree, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) -> Option<NameOperation> {
     let what = tree.child(from.0, from.1).and_then(|node| tree.node(node)).ok()?.file_id();
     let (from, to) = (path_in(tree, from.0, from.1)?, path_in(tree, to.0, to.1)?);

@@ -39,17 +39,17 @@ enum Audience {
     Nobody,
 }
 
-/// What other nodes have to be told; nothing is collected where there are none.
+/// Changes that other nodes have to be told of; nothing is collected where there are none.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
-    pub(super) untold: Option<Untold>,
+    pub(super) untold: Option<Unpublished>,
     /// Operations that names of Tier-3 do not know of, while those are awaited.
     pub(super) carried: CarriedNames,
 }
 
 /// What has not been told.
 #[derive(Debug, Default)]
-pub(super) struct Untold {
+pub(super) struct Unpublished {
     pub(super) unanswered: Unanswered,
     audience: Audience,
     touched: BTreeSet<NodeId>,
@@ -60,7 +60,7 @@ pub(super) struct Untold {
     recent: RecentNames,
 }
 
-impl Untold {
+impl Unpublished {
     fn new(journal_bytes: u64) -> Self {
         Self { unanswered: Unanswered::new(journal_bytes), ..Self::default() }
     }
@@ -137,7 +137,7 @@ pub enum OutgoingBody {
     File(Box<FileView>),
 }
 
-/// What other nodes have to be told, for whoever tells them.
+/// Publications to other nodes, for whoever sends them.
 #[derive(Debug, Clone, Copy)]
 pub struct Publications<'a> {
     pub(super) state: &'a Guarded,
@@ -152,7 +152,8 @@ impl Publications<'_> {
                 return;
             }
             state.outgoing.carried = CarriedNames::default();
-            let outgoing = state.outgoing.untold.get_or_insert_with(|| Untold::new(self.state.journal_bytes));
+            let outgoing =
+                state.outgoing.untold.get_or_insert_with(|| Unpublished::new(self.state.journal_bytes));
             outgoing.audience = Audience::Coordinator;
         });
     }
@@ -162,7 +163,7 @@ impl Publications<'_> {
     pub fn lead_outgoing(&self, is_kept: bool) {
         self.state.look(|state| {
             if is_kept && !state.outgoing.is_collected() {
-                state.outgoing.untold = Some(Untold::new(self.state.journal_bytes));
+                state.outgoing.untold = Some(Unpublished::new(self.state.journal_bytes));
             }
             let Some(outgoing) = &mut state.outgoing.untold else { return };
             outgoing.audience = if is_kept { Audience::Keeper } else { Audience::Nobody };
@@ -383,7 +384,7 @@ impl Outgoing {
                 recent.note((parent, name.to_vec()));
             }
         }
-        self.untold = Some(Untold { unanswered, recent, ..Untold::default() });
+        self.untold = Some(Unpublished { unanswered, recent, ..Unpublished::default() });
     }
 
     /// How many operations on names there have been.

@@ -32,7 +32,7 @@ impl Namespace {
         PeerCopies { state: &self.state, seals: self.seals(), hosts: self.hosts() }
     }
 
-    /// What other nodes have to be told, for whoever tells them.
+    /// Publications to other nodes, for whoever sends them.
     #[inline]
     #[must_use]
     pub fn publications(&self) -> Publications<'_> {
@@ -46,14 +46,14 @@ impl Namespace {
         StandingNodes { state: &self.state }
     }
 
-    /// What stands at a path, and what is known of a node.
+    /// Nodes by path and by number, and what is known of each.
     #[inline]
     #[must_use]
     pub fn nodes(&self) -> NodeViews<'_> {
         NodeViews { state: &self.state }
     }
 
-    /// This tree as the catalog: what was heard for it, and what of it is not kept elsewhere.
+    /// The tree as the catalog: what was heard for it, and what of it is not kept elsewhere.
     #[inline]
     #[must_use]
     pub fn catalog(&self) -> CatalogTree<'_> {
@@ -95,7 +95,7 @@ impl Namespace {
         HostRoom { state: &self.state, tier1: &self.tier1, waits: &self.room_waits }
     }
 
-    /// What the kernel's session needs over daemons.
+    /// Parts of the kernel's session that outlive a daemon.
     #[inline]
     #[must_use]
     pub fn session(&self) -> SessionCalls<'_> {

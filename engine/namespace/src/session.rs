@@ -94,7 +94,7 @@ impl TouchedSession {
     }
 }
 
-/// What the kernel's session needs over daemons.
+/// Parts of the kernel's session that outlive a daemon.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionCalls<'a> {
     pub(super) state: &'a Guarded,

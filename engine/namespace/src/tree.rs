@@ -366,7 +366,7 @@ impl Tree {
         Some(parts.join(&b'/'))
     }
 
-    /// What a symlink says.
+    /// Returns the target of a symlink.
     pub(super) fn target(&self, node: NodeId) -> Result<Vec<u8>, FsError> {
         match &self.node(node)?.body {
             Body::Symlink(target) => Ok(target.to_vec()),

@@ -95,7 +95,7 @@ impl FileView {
     }
 }
 
-/// What stands at a path, and what is known of a node.
+/// Nodes by path and by number, and what is known of each.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeViews<'a> {
     pub(super) state: &'a Guarded,

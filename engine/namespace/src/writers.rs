@@ -22,9 +22,9 @@ const MADE_MAX: usize = 1024;
 /// Deeds of processes that the node loop asks about; of very many the latest.
 #[derive(Debug, Default)]
 pub(super) struct Deeds {
-    /// Who took a name of a sealed file away.
+    /// Processes that took a name of a sealed file away.
     removers: VecDeque<(FileId, Arc<WriterId>)>,
-    /// Which directories were made.
+    /// Directories that were made.
     made: VecDeque<Made>,
 }
 
