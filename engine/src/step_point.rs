@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! step_points {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
-        /// One step of the save or restore flow, in flow order.
+        /// The steps of the save and restore flows, in flow order.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum StepPoint { $($(#[$doc])* $variant,)* }
 
@@ -32,7 +32,7 @@ step_points! {
     CommitBeforeAttempt = "commit.before_attempt",
     /// `attempt.json` exists, no data does.
     CommitAfterAttempt = "commit.after_attempt",
-    /// One file of the attempt is in Tier-3.
+    /// A file of the attempt is in Tier-3.
     UploadAfterFile = "upload.after_file",
     /// Every file is in Tier-3, the prepared marker is not.
     CommitBeforePrepared = "commit.before_prepared",
@@ -54,7 +54,7 @@ step_points! {
     RenameBeforeAnswer = "rename.before_answer",
     /// A daemon that takes a live mount over has its memory and its names back; nothing is answered yet.
     ResumeBeforeServing = "resume.before_serving",
-    /// It serves; the kernel was asked for unanswered requests, and Tier-3 has not been looked at.
+    /// The daemon serves; the kernel was asked for unanswered requests, and Tier-3 has not been looked at.
     ResumeAfterServing = "resume.after_serving",
     /// The tree document is about to be written.
     TreeBeforeWrite = "tree.before_write",
@@ -66,10 +66,10 @@ struct Armed {
     dies: Dies,
 }
 
-/// What dies at an armed step.
+/// The processes that die at an armed step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dies {
-    /// This process, which its keeper starts again.
+    /// The daemon alone, which its keeper starts again.
     Daemon,
     /// The process that started it too, so that all that was in memory is gone.
     Node,

@@ -37,7 +37,7 @@ pub(crate) struct Record {
     pub(crate) data_at: u64,
     padding: u64,
     pub(crate) crc: u32,
-    /// What stands where a descriptor has its checksum, if the record's own bytes begin as a descriptor does.
+    /// The number that stands where a descriptor has its checksum, if the record's own bytes begin as a descriptor does.
     mistaken: Option<u32>,
 }
 

@@ -168,7 +168,7 @@ pub(crate) fn copy<E>(
     copy_through(file, None, blocks, threads, &mut check)
 }
 
-/// Copies all blocks with up to `threads` threads, of which the calling one is the first. It calls `check` now and then.
+/// Copies all blocks with up to `threads` threads, of which the calling one is the first. Calls `check` now and then.
 fn copy_through<E>(
     file: File,
     mapping: Option<&Mapping>,

@@ -48,7 +48,7 @@ struct Archive {
     base: u64,
     threads: usize,
     mapped: bool,
-    /// Holds the places of the records that are given in pieces. It is gone before the file is closed.
+    /// Holds the places of the records that are given in pieces. The mapping ends before the file is closed.
     mapping: Option<Mapping>,
     layout: Layout,
     sources: Vec<Source>,

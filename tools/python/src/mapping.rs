@@ -20,7 +20,7 @@ use crate::copy::File;
 const MAPPINGS: usize = 16;
 const PAGE_BYTES: usize = 4096;
 
-/// What the handler may touch.
+/// A range of addresses in which the handler may act.
 struct Slot {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -30,7 +30,7 @@ struct Slot {
 static SLOTS: [Slot; MAPPINGS] =
     [const { Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), lost: AtomicBool::new(false) } };
         MAPPINGS];
-/// Which slots are taken, and the handler that was there before ours.
+/// Whether each slot is taken.
 static TAKEN: Mutex<[bool; MAPPINGS]> = Mutex::new([false; MAPPINGS]);
 /// The address of the handler that was there before ours, and whether it takes three arguments.
 static BEFORE: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
