@@ -52,7 +52,7 @@ impl<'a> HostRoom<'a> {
     /// Patience for a call that may meet [`FsError::NoSpace`](super::FsError::NoSpace): it is made again for as long
     /// as [`RoomWait::again`] says so.
     pub fn room_wait(&self) -> RoomWait<'a> {
-        RoomWait { room: &self.waits, tier1: &self.tier1, until: None }
+        RoomWait { room: self.waits, tier1: self.tier1, until: None }
     }
 
     /// Refuses what no waiting brings room for. It says nothing of how full memory is: `to_bytes` is the length that is asked for, and
