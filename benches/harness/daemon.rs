@@ -167,7 +167,7 @@ impl Mount {
     /// Stops a daemon that this started.
     ///
     /// # Errors
-    /// It ends with an error or not in time.
+    /// The daemon ends with an error or not in time.
     pub fn close(mut self) -> anyhow::Result<()> {
         self.daemon.as_mut().map_or(Ok(()), Daemon::stop)
     }

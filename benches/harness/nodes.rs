@@ -45,7 +45,7 @@ pub struct Nodes {
 /// Makes hosts of these names.
 ///
 /// # Errors
-/// This machine cannot have them; the missing parts were printed.
+/// Hosts are impossible on this machine; the missing parts were printed.
 pub fn network(names: &[&str]) -> anyhow::Result<Network> {
     // The tests' harness finds `ckptd` and `ckptctl` by the folder of this executable.
     let folder = target_folder()?;
@@ -184,7 +184,7 @@ impl Nodes {
 /// node must be the coordinator's: other nodes know nothing of checkpoints.
 ///
 /// # Errors
-/// It does not reach any of them in time; the file's attribute cannot be read.
+/// The checkpoint does not reach any of them in time; the file's attribute cannot be read.
 pub fn wait_for_state(file: &File, states: &[&str], limit: Duration) -> anyhow::Result<Instant> {
     let deadline = Instant::now() + limit;
     loop {

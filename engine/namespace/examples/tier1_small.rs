@@ -1,4 +1,4 @@
-//! What creating, writing and closing a small file costs, step by step, and through the namespace.
+//! Cost of creating, writing and closing a small file, step by step, and through the namespace.
 //!
 //! Owns: the measurement; prints medians and 99th percentiles as `RESULT name_us median p99`. Does not own: FUSE's
 //! part (`benches/create.rs` measures the mount).
@@ -20,7 +20,7 @@ use tidemark_tier1::{Backing, MediumChoice, Tier1, Tier1Settings};
 
 const SIZE_BYTES: u64 = 2 << 30;
 const FILE_BYTES: usize = 4096;
-/// Between two files of the paced kind: a job that writes one small file now and then.
+/// Interval between two files of the paced kind: a job that writes one small file now and then.
 const PAUSE: Duration = Duration::from_millis(2);
 const ROOT: u64 = 1;
 
@@ -147,7 +147,7 @@ fn through_namespace(
     Ok(())
 }
 
-/// O_WRONLY | O_CREAT, as open(2) of a new file has them.
+/// Returns O_WRONLY | O_CREAT, as open(2) of a new file has them.
 fn create_flags() -> Result<i32, std::num::TryFromIntError> {
     (rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CREATE).bits().try_into()
 }

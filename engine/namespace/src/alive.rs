@@ -1,7 +1,7 @@
-//! Whether a process lives that wrote, made or removed something, and what became of it.
+//! Whether a process that wrote, made or removed something still lives, and how it ended.
 //!
-//! Owns: how long an answer of /proc counts. Does not own: how a process ended (`ends`), what other nodes say of theirs (`fates`), what
-//! follows (the node loop).
+//! Owns: how long an answer of /proc counts. Does not own: how a process ended (`ends`), the fates that other nodes publish (`fates`), the
+//! consequences (the node loop).
 
 use super::process::Stat;
 use super::{End, Ended, Namespace, WriterId};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tidemark_protocol::cluster::wire::WireFate;
 use tidemark_protocol::evidence::Fate;
 
-/// Whether the very process still runs: same number, same start.
+/// Whether this very process still runs: same number, same start time.
 pub fn is_alive(namespace: &Namespace, writer: &WriterId) -> bool {
     if let Some((fate, _)) = namespace.catalog().fate_elsewhere(writer) {
         return fate == WireFate::Alive;
@@ -20,7 +20,7 @@ pub fn is_alive(namespace: &Namespace, writer: &WriterId) -> bool {
     running_since(writer.tgid) == Some(writer.start_time_ticks)
 }
 
-/// The end of a process that wrote, and when it was seen to have failed. `cut`: it left a file unclosed.
+/// Returns how a writer process ended, and when it was seen to have failed. `cut`: it left a file unclosed.
 pub fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (Fate, Option<i64>) {
     if let Some((fate, failed_at_ns)) = namespace.catalog().fate_elsewhere(writer) {
         let fate = match fate {
@@ -48,15 +48,15 @@ pub fn fate_of(namespace: &Namespace, writer: &WriterId, cut: bool) -> (Fate, Op
     (fate, failed_at_ns)
 }
 
-/// Whether a process of that number runs.
+/// Whether a process with this number runs.
 pub fn is_running(process: u32) -> bool {
     running_since(process).is_some()
 }
 
-/// When a process that runs was started, in clock ticks since boot.
+/// Returns when a running process was started, in clock ticks since boot.
 ///
-/// Asked for each file of a save in each turn of the loop, so the last answer counts for [`ANSWER_COUNTS_FOR`], but for nobody who asks
-/// after [`ask_anew`].
+/// The loop asks for each file of a save in each turn. The last answer therefore counts for [`ANSWER_COUNTS_FOR`], except after a call of
+/// [`ask_anew`].
 fn running_since(process: u32) -> Option<u64> {
     type Answer = (u32, u64, Instant, Option<u64>);
     thread_local! {
@@ -75,7 +75,8 @@ fn running_since(process: u32) -> Option<u64> {
     since
 }
 
-/// Who lived a moment ago may be dead by now: somebody begins to wait for what is decided, and may have seen the end.
+/// Voids the cached answers: a caller that begins to wait for a decision may have seen a process end that lived a
+/// moment ago.
 pub fn ask_anew() {
     ROUND.fetch_add(1, Ordering::Relaxed);
 }
@@ -83,7 +84,7 @@ pub fn ask_anew() {
 /// Answers of another round do not count. The loop's turns run on several threads, one after the other.
 static ROUND: AtomicU64 = AtomicU64::new(0);
 
-/// Less than a tick of the loop: what is decided once an end is known comes no turn later.
+/// Shorter than a tick of the loop, so that a known end does not delay a decision by a turn.
 const ANSWER_COUNTS_FOR: Duration = Duration::from_millis(5);
 
 #[cfg(test)]

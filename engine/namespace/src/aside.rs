@@ -1,9 +1,10 @@
-//! Files of this node whose names somebody else took away, until the coordinator has said whether they have others.
+//! Files of this node whose last known name was taken away on another node, kept until the coordinator says whether they have other names.
 //!
-//! Owns: putting them aside, out of sight, and ending that. Does not own: asking (`cluster::aside`), what a name stands for (`mirror`).
+//! Owns: putting files aside (hidden), and ending that. Does not own: asking the coordinator (`cluster::aside`), what a name stands for
+//! (`mirror`).
 //!
-//! A node hears of a rename elsewhere when it looks at one of the two names: the old one is gone, and the new one is not there yet.
-//! Its bytes may be the only ones there are.
+//! A node learns of a rename elsewhere when it asks about one of the two names: the old one is gone, and the new one is not there yet. The
+//! file's only bytes may be on this node.
 
 use super::mirror::Mirror;
 use super::mirroring::Mirroring;
@@ -18,7 +19,7 @@ const ASIDE: &[u8] = b"aside";
 const ASIDE_AT_ONCE: usize = 256;
 
 impl Mirror<'_> {
-    /// Some of the files that were put aside.
+    /// Returns some of the files that were put aside.
     #[must_use]
     pub fn put_aside(&self) -> Vec<FileId> {
         self.state.look(|state| {
@@ -31,10 +32,11 @@ impl Mirror<'_> {
         })
     }
 
-    /// Ends it for one: it gets the name under which the coordinator knows it, if any, and is gone otherwise.
+    /// Ends the wait of one file: gives it the name under which the coordinator knows it, or removes it if there is
+    /// none.
     ///
     /// # Errors
-    /// Those of the journal; an unlawful path.
+    /// The journal's errors; an unlawful path.
     pub fn end_aside(&self, file: FileId, found: Option<&NodeState>) -> Result<(), FsError> {
         let now_ns = self.state.now_ns();
         self.state.change(|state| {
@@ -49,7 +51,7 @@ impl Mirror<'_> {
             let entries = state.tree.node(directory)?.directory()?.by_cookie.values();
             let aside: Vec<_> = entries.map(|entry| entry.node).filter(is_it).collect();
             for node in aside {
-                // Where the file has another node by now, this one has its old bytes only.
+                // If the file has another node by now, this one has its old bytes only.
                 let is_its_node = mirroring.state.node_of(file, own) == Some(node);
                 if let Some(found) = found.filter(|found| {
                     is_its_node && matches!(&found.kind, NodeKind::File(facts) if facts.file == file)
@@ -67,14 +69,14 @@ impl Mirror<'_> {
 }
 
 impl Mirroring<'_> {
-    /// Puts a file aside that is about to lose its last name, where its bytes are this node's to lose; false where they are not.
+    /// Puts a file aside that is about to lose its last name. Returns false if its bytes are not this node's to lose.
     pub(super) fn put_aside(
         &mut self,
         node: NodeId,
         from: (NodeId, &[u8]),
         now_ns: i64,
     ) -> Result<bool, FsError> {
-        // The catalog's own word is the last.
+        // If this tree is the catalog, its own removal is final.
         if self.state.removed.is_some() || !self.state.outgoing.is_collected() {
             return Ok(false);
         }
@@ -90,7 +92,7 @@ impl Mirroring<'_> {
         Ok(true)
     }
 
-    /// A file that was put aside has a name again.
+    /// Removes the hidden name of a file that was put aside and has a name again.
     pub(super) fn leave_aside(&mut self, node: NodeId, now_ns: i64) -> Result<(), FsError> {
         let Ok(directory) = self.state.tree.resolve(&place()) else { return Ok(()) };
         if self.state.tree.child(directory, &name_of(node)) == Ok(node) {

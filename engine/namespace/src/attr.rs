@@ -3,18 +3,18 @@
 //! Owns: [`Attr`], [`SetAttr`], and which of the two clocks of a file (the backing file's, the record's) holds.
 //! Does not own: changing a file's size (`resize`).
 //!
-//! A file's size is always its backing file's. Its mtime is the backing file's only while a writer has it open,
-//! because passthrough writes do not pass here; preallocation, punching and trimming move the backing file's
-//! mtime too, so the time noted when the writer opened (`baseline_ns`) tells a change from none, and after the
-//! last writer the record holds. After utimens the record holds until the next write: the backing file is marked
-//! with a time that no write gives, since one within the same tick of the kernel's clock would not show.
+//! A file's size is always its backing file's. Passthrough writes do not pass here, so while a writer has the file
+//! open, the backing file's mtime holds; after the last writer the record holds. Preallocation, punching and trimming
+//! move the backing file's mtime, too. The mtime noted when the writer opened the file (`baseline_ns`) therefore tells
+//! a change from none. After utimens the record holds until the next write: the backing file is marked with a time that
+//! no write gives, since a write within the same tick of the kernel's clock would not show.
 
 use super::file::File;
 use super::node::{Body, Node};
 use super::{FsError, NodeId};
 use tidemark_tier1::UNWRITTEN_NS;
 
-/// What kind of node.
+/// Type of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     File,
@@ -23,8 +23,8 @@ pub enum Kind {
     Special(Special),
 }
 
-/// A node that is only a name with attributes: what it does when it is opened is the kernel's. A device's number is
-/// in the kernel's own encoding, which nobody here reads.
+/// A node that is only a name with attributes: the kernel does what opening it means. A device's number is in the
+/// kernel's own encoding, which this crate never interprets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Special {
     Pipe,
@@ -42,7 +42,7 @@ pub enum Ttl {
     Default,
 }
 
-/// What stat(2) shows. Times in nanoseconds since 1970, sizes in bytes, `blocks_512` in 512-byte units.
+/// Attributes as stat(2) shows them. Times in nanoseconds since 1970, sizes in bytes, `blocks_512` in 512-byte units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
     pub node: NodeId,
@@ -69,7 +69,7 @@ pub enum SetTime {
     At(i64),
 }
 
-/// What setattr changes; `None` leaves a field.
+/// Attributes that setattr changes; `None` leaves a field.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SetAttr {
     pub mode: Option<u32>,
@@ -86,18 +86,18 @@ const DIRECTORY_BYTES: u64 = 4096;
 /// The kernel stamps writes with a coarse clock, whose ticks are 10 ms at most.
 const TICK_NS: i64 = 10_000_000;
 
-/// What is true of a file's bytes right now.
+/// Size and times of a file's bytes at this moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Observed {
     pub(super) size_bytes: u64,
     pub(super) blocks_512: u64,
     pub(super) mtime_ns: i64,
     pub(super) ctime_ns: i64,
-    /// What the backing file's own clock says; none where there is none.
+    /// The backing file's own mtime; none without a backing file.
     backing_mtime_ns: Option<i64>,
 }
 
-/// Reads a file's size and times: one look at the backing file, none for a COLD file.
+/// Reads a file's size and times. Costs one fstat of the backing file, none for a COLD file.
 pub(super) fn observe(node: &Node, file: &File) -> Result<Observed, FsError> {
     let Some(backing) = &file.backing else {
         return Ok(Observed {
@@ -116,7 +116,7 @@ pub(super) fn observe(node: &Node, file: &File) -> Result<Observed, FsError> {
         ctime_ns: node.ctime_ns,
         backing_mtime_ns: Some(stat.mtime_ns),
     };
-    // A daemon that died between the mark and the journal's word of it left the one without the other.
+    // A daemon may have died after it marked the backing file and before it journaled the mark.
     let is_news = ![file.baseline_ns, UNWRITTEN_NS].contains(&stat.mtime_ns);
     if file.fate.writers() > 0 && is_news {
         observed.mtime_ns = written_ns(stat.mtime_ns, file.opened_ns, node.mtime_ns);
@@ -125,22 +125,22 @@ pub(super) fn observe(node: &Node, file: &File) -> Result<Observed, FsError> {
     Ok(observed)
 }
 
-/// The mtime of what was written at `backing_ns` by the coarse clock, which may lie a tick before the exact times of the open and of
-/// the call that gave the record its time.
+/// Returns the mtime of bytes written at `backing_ns` by the coarse clock, which may lie a tick before two exact times: the open's, and
+/// that of the call that set the record's time.
 fn written_ns(backing_ns: i64, opened_ns: i64, record_ns: i64) -> i64 {
     let written_ns = backing_ns.max(opened_ns);
     let is_same_tick = (0..TICK_NS).contains(&record_ns.saturating_sub(written_ns));
     if is_same_tick { record_ns } else { written_ns }
 }
 
-/// Whether a write at `now_ns` might have the very time that the backing file has already, while the record has another.
+/// Whether a write at `now_ns` might get the very time that the backing file has already, while the record has another.
 fn may_hide_a_write(backing_ns: i64, record_ns: i64, now_ns: i64) -> bool {
     let tick_ns = TICK_NS.cast_unsigned();
     now_ns.abs_diff(backing_ns) < tick_ns && record_ns.abs_diff(backing_ns) >= tick_ns
 }
 
-/// The first writer opens a file: what is written from now on is told from what was before. Costs one look at the backing file, and
-/// a mark where that was changed just now although the record has another time.
+/// Notes the backing file's time when the first writer opens a file, so that later writes are told from earlier ones. Costs an fstat of the
+/// backing file. If it was changed just now although the record has another time, setting a mark costs another call.
 pub(super) fn measure_writer(node: &mut Node, now_ns: i64) -> Result<(), FsError> {
     let observed = measure_from_now(node)?.ok_or(FsError::Invalid)?;
     match observed.backing_mtime_ns {
@@ -149,21 +149,21 @@ pub(super) fn measure_writer(node: &mut Node, now_ns: i64) -> Result<(), FsError
     }
 }
 
-/// Lets the next write show, whenever it comes: after the record's time was set while somebody may write. Costs a call on the backing
-/// file and a look at it.
+/// Makes the next write show whenever it comes, after the record's time was set while a writer may be active. Costs a call on the backing
+/// file and an fstat of it.
 pub(super) fn mark_unwritten(node: &mut Node) -> Result<(), FsError> {
     if let Body::File(file) = &mut node.body
         && let Some(backing) = &file.backing
     {
         backing.mark_unwritten()?;
-        // As the file system keeps it.
+        // Reads the time back, because the file system may round it.
         file.baseline_ns = backing.stat()?.mtime_ns;
     }
     Ok(())
 }
 
-/// Takes what the writers did into the record, and measures from here on: called when the last writer is gone
-/// and before the daemon itself changes the backing file. Costs one look at it.
+/// Copies the writers' changes of size and time into the record, and measures from here on. Called when the last writer
+/// is gone, and before the daemon itself changes the backing file. Costs one fstat.
 pub(super) fn freeze(node: &mut Node) -> Result<(), FsError> {
     if let Some(observed) = measure_from_now(node)? {
         node.mtime_ns = observed.mtime_ns;
@@ -172,8 +172,8 @@ pub(super) fn freeze(node: &mut Node) -> Result<(), FsError> {
     Ok(())
 }
 
-/// Declares the backing file's size and mtime to be no news, and says what was true until now; nothing of what is no
-/// file. Costs one look at it.
+/// Takes the backing file's present size and mtime as the new baseline, and returns the values that held until now;
+/// none if the node is no file. Costs one fstat of the backing file.
 pub(super) fn measure_from_now(node: &mut Node) -> Result<Option<Observed>, FsError> {
     let Body::File(file) = &node.body else {
         return Ok(None);
@@ -186,7 +186,7 @@ pub(super) fn measure_from_now(node: &mut Node) -> Result<Option<Observed>, FsEr
     Ok(Some(observed))
 }
 
-/// Declares the backing file's present mtime to be no news.
+/// Takes the backing file's present mtime as the new baseline.
 pub(super) fn rebase(node: &mut Node, size_bytes: u64) -> Result<(), FsError> {
     let Body::File(file) = &mut node.body else {
         return Ok(());
@@ -198,7 +198,7 @@ pub(super) fn rebase(node: &mut Node, size_bytes: u64) -> Result<(), FsError> {
     Ok(())
 }
 
-/// What stat(2) shows of a node. Costs one look at a file that is here.
+/// Returns a node's attributes as stat(2) shows them. Costs one fstat for a file whose bytes are here.
 pub(super) fn attr(id: NodeId, node: &Node) -> Result<Attr, FsError> {
     let observed = match &node.body {
         Body::File(file) => observe(node, file)?,
@@ -209,7 +209,7 @@ pub(super) fn attr(id: NodeId, node: &Node) -> Result<Attr, FsError> {
     Ok(shown(id, node, &observed))
 }
 
-/// The same of a file that was made just now and that nobody can have written yet: it need not be looked at.
+/// Returns the attributes of a file that was made just now. No process can have written it yet, so it needs no fstat.
 pub(super) fn attr_of_new(id: NodeId, node: &Node) -> Attr {
     shown(id, node, &record(node, 0))
 }

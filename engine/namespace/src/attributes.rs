@@ -1,10 +1,11 @@
-//! Attributes that other nodes tell of: whose count.
+//! Attributes that other nodes publish: whose values count.
 //!
-//! Owns: when a call last set them, and which of two that differ stay. Does not own: the calls (`resize`, `xattr`), who tells (`mirror`).
+//! Owns: when a call last set them, and which of two differing values stay. Does not own: the calls (`resize`, `xattr`), who publishes
+//! (`mirror`).
 //!
-//! Mode, owner, mtime and extended attributes of a node may be set on any node; bytes change on the file's home only, and its mtime
-//! with them. Each call that sets them notes a moment that is later than each one noted before, so the last call counts, in whatever
-//! order nodes tell of it. A home that has not heard of that call yet still tells of its bytes; what it wrote later shows in the mtime.
+//! Mode, owner, mtime and extended attributes of a node may be set on any node; bytes change on the file's home only, and its mtime with
+//! them. Each call that sets attributes notes a moment later than all noted before, so the last call counts, in whatever order nodes
+//! publish it. A home that does not know of that call yet still publishes its bytes; a later write there shows in the mtime.
 
 use super::attr::rebase;
 use super::node::{Body, Node};
@@ -13,20 +14,20 @@ use super::xattr::Xattrs;
 use super::{FsError, NodeId, State};
 use tidemark_protocol::cluster::wire::NodeState;
 
-/// The node that tells.
+/// The node that publishes attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Teller {
     /// The file's home, or the coordinator in its name.
     Home,
-    /// Any node, of what has no bytes.
+    /// Any node, for a node without bytes.
     Any,
-    /// The coordinator, of what has no bytes: the name may have been taken away and made anew.
+    /// The coordinator, for a node without bytes: the name may have been removed and recreated.
     Coordinator,
     /// Another node than the file's home.
     Other,
 }
 
-/// The part that is taken over.
+/// The part of published attributes that this node accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Taken {
     All,
@@ -34,7 +35,7 @@ enum Taken {
     Nothing,
 }
 
-/// Decides what counts of attributes that were last set at `told_ns`, with an mtime of `mtime_ns`, where those here were set at `here_ns`.
+/// Decides which part counts of attributes last set at `told_ns`, with an mtime of `mtime_ns`; `here_ns`: when those here were set.
 fn taken(teller: Teller, here_ns: i64, told_ns: i64, mtime_ns: i64) -> Taken {
     match teller {
         Teller::Coordinator => Taken::All,
@@ -46,7 +47,7 @@ fn taken(teller: Teller, here_ns: i64, told_ns: i64, mtime_ns: i64) -> Taken {
 }
 
 impl Node {
-    /// A call set mode, owner, mtime or an extended attribute.
+    /// Notes that a call set mode, owner, mtime or an extended attribute.
     pub(super) fn attributes_were_set(&mut self, now_ns: i64) {
         self.ctime_ns = self.ctime_ns.max(now_ns);
         self.attributes_ns = now_ns.max(self.attributes_ns.saturating_add(1));
@@ -54,7 +55,8 @@ impl Node {
 }
 
 impl State {
-    /// A call set attributes of a node: an answer about its names that is on its way does not know of that.
+    /// Notes that a call set a node's attributes. An answer about its names that is on its way does not know of that
+    /// call.
     pub(super) fn note_attributes(&mut self, node: NodeId, now_ns: i64) -> Result<(), FsError> {
         let target = self.tree.node_mut(node)?;
         target.attributes_were_set(now_ns);
@@ -65,7 +67,7 @@ impl State {
     }
 }
 
-/// Takes what counts of the attributes that somebody tells of.
+/// Accepts the part that counts of published attributes.
 pub(super) fn take_attributes(
     tree: &mut Tree,
     id: NodeId,
@@ -79,7 +81,7 @@ pub(super) fn take_attributes(
         return Ok(());
     }
     let mut mtime_ns = attributes.mtime_ns;
-    // A file that is being written here has its own time.
+    // A file that is being written here keeps its own time.
     if let Body::File(file) = &node.body
         && file.fate.writers() > 0
     {

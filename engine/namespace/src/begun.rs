@@ -1,6 +1,7 @@
 //! Directories that were made and hold no file yet.
 //!
-//! Owns: who made them, and what is below them. Does not own: what follows when who made one is gone (`node::begun`).
+//! Owns: which process made them, and what is below them. Does not own: what follows when that process is gone
+//! (`node::begun`).
 
 use super::node::Body;
 use super::writer::WriterId;
@@ -9,10 +10,10 @@ use super::{NodeId, is_hidden};
 use std::sync::Arc;
 use tidemark_protocol::path::RelPath;
 
-/// Entries of one directory that are looked at, or of all directories below; with more it counts as written.
+/// Most entries examined of one directory, or of all directories below it; with more it counts as written.
 const ENTRIES_MAX: usize = 64;
 
-/// A directory, and who made it when.
+/// A directory, and which process made it when.
 #[derive(Debug, Clone)]
 pub struct Made {
     pub directory: NodeId,
@@ -20,24 +21,24 @@ pub struct Made {
     pub at_ns: i64,
 }
 
-/// What is in a directory into which nothing was written that counts.
+/// Content of a directory in which no file counts as written.
 #[derive(Debug, Clone)]
 pub struct Unwritten {
-    /// It and those below it.
+    /// The directory itself and those below it.
     pub directories: Vec<RelPath>,
     /// Files in flight.
     pub temporaries: usize,
     /// Files that come before what is saved, such as a model's configuration.
     pub forewords: usize,
-    /// When the last of those was closed.
+    /// When the last foreword was closed.
     pub closed_ns: i64,
-    /// Somebody has one of them open.
+    /// Whether a process has one of the files open.
     pub open: bool,
 }
 
 impl Writers<'_> {
-    /// The content of a directory that holds nothing but directories, files in flight under a temporary name, and forewords; none
-    /// where there is more, or nothing any more.
+    /// Returns the content of a directory that holds nothing but directories, files in flight under a temporary name, and forewords. None
+    /// if it holds more, or exists no more.
     #[must_use]
     pub fn unwritten(
         &self,

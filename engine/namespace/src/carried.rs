@@ -1,18 +1,18 @@
 //! Operations on names, collected while the names of Tier-3 are not in the tree yet.
 //!
-//! Owns: collecting the operations of this node and of others, from the moment when this node becomes a coordinator that has no catalog of
-//! before. Does not own: what they make of a name (`protocol::cluster::carried`), bringing the names in (`cold`, `node::adopt`).
+//! Owns: collecting the operations of this node and of others, from the moment when this node becomes a coordinator without an earlier
+//! catalog. Does not own: what they make of a name (`protocol::cluster::carried`), bringing the names in (`cold`, `node::adopt`).
 
 use super::guarded::Guarded;
 use tidemark_protocol::cluster::carried::Carried;
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::id::FileId;
 
-/// Operations that are collected: about as many as a node keeps for a coordinator. Of more than that the last are forgotten, and what they took
-/// away may be back.
+/// Most operations collected: about as many as a node keeps for a coordinator. Later ones are dropped, and the names that they removed may
+/// come back.
 const CARRIED_MAX: usize = 1 << 18;
 
-/// The operations, while Tier-3 is awaited.
+/// The operations collected while Tier-3 is awaited.
 #[derive(Debug, Default)]
 pub(super) struct CarriedNames(Option<Carried>);
 
@@ -32,7 +32,7 @@ impl CarriedNames {
         }
     }
 
-    /// The present names of what Tier-3 has under `path`; `file` is the file that it means there.
+    /// Returns the present names of what Tier-3 has under `path`; `file` is the file that Tier-3 means there.
     pub(super) fn names(&self, path: &[u8], file: Option<FileId>) -> Vec<Vec<u8>> {
         self.0.as_ref().map_or_else(|| vec![path.to_vec()], |carried| carried.names(path, file))
     }
@@ -45,7 +45,7 @@ pub struct Adoption<'a> {
 }
 
 impl Adoption<'_> {
-    /// From now on what is done to names is remembered, what this node did before and no coordinator has answered, too.
+    /// Collects operations on names from now on. The first are those of this node that no coordinator has answered.
     pub fn carry_names(&self) {
         self.state.look(|state| {
             let mut carried = Carried::default();
@@ -55,7 +55,7 @@ impl Adoption<'_> {
         });
     }
 
-    /// The names of Tier-3 are in the tree.
+    /// Ends collecting: the names of Tier-3 are in the tree.
     pub fn end_carrying(&self) {
         self.state.look(|state| state.outgoing.carried = CarriedNames::default());
     }
@@ -65,7 +65,7 @@ impl Adoption<'_> {
         self.state.look(|state| state.outgoing.carried.is_collected())
     }
 
-    /// The present names of a file that Tier-3 has under `path`.
+    /// Returns the present names of a file that Tier-3 has under `path`.
     pub fn carried_names(&self, path: &[u8], file: FileId) -> Vec<Vec<u8>> {
         self.state.look(|state| state.outgoing.carried.names(path, Some(file)))
     }

@@ -1,9 +1,9 @@
-//! The tree as the catalog: collecting what is not kept elsewhere yet.
+//! The tree as the catalog: collecting changes that are not kept elsewhere yet.
 //!
-//! Owns: which nodes, fates and removals are not kept yet. Does not own: keeping
-//! (control's catalog), the format (`protocol::cluster::kept`), becoming the catalog from what is kept (`mirror`), what members are told (`outgoing`).
+//! Owns: which nodes, fates and removals are not kept yet. Does not own: keeping (control's catalog), the format
+//! (`protocol::cluster::kept`), becoming the catalog from what is kept (`mirror`), what members are notified of (`outgoing`).
 //!
-//! States are kept and not operations: what is kept twice, or in another order, comes to the same.
+//! The catalog keeps states, not operations: a state that is kept twice, or in another order, gives the same result.
 
 use super::fates::Fates;
 use super::file::File;
@@ -17,46 +17,46 @@ use std::sync::Mutex;
 use tidemark_protocol::cluster::kept::{Process, ProcessFate, REMOVED_MAX};
 use tidemark_protocol::id::{FileId, Incarnation};
 
-/// A node with the directories that have it, and what it is called there.
+/// A node with the directories that contain it, and its name in each.
 pub type NamedNode = (OutgoingNode, Vec<(NodeId, Vec<u8>)>);
 
-/// Changes that are not kept elsewhere yet, taken to be kept.
+/// Changes that are not kept elsewhere yet, taken in order to be kept.
 #[derive(Debug, Default)]
 pub struct Unkept {
     pub nodes: Vec<NamedNode>,
     /// Nodes without a name.
     pub gone: Vec<NodeId>,
     pub fates: Vec<ProcessFate>,
-    /// Processes of which nothing is known any more.
+    /// Processes whose fates this node has forgotten.
     pub forgotten: Vec<Process>,
-    /// Files that lost their last name, in the order in which they did.
+    /// Files that lost their last name, in the order of the losses.
     pub removed: Vec<FileId>,
-    /// Nothing is left.
+    /// Whether nothing is left to take.
     pub all: bool,
-    /// The last publication that this node's own operations in the tree count as, where nothing is left.
+    /// If nothing is left, the last publication that this node's own operations in the tree count as.
     pub publication: u64,
-    /// Operations that were not collected until then, and of which the tree has what came.
+    /// Number of the last loss of uncollected operations, if it was not made up for; the tree has their results.
     pub loss: Option<u64>,
 }
 
-/// A moment of this node's tree, to tell what was made since.
+/// A moment of this node's tree, from which later operations and nodes are told apart.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Moment {
-    /// Operations on names until then.
+    /// Number of operations on names until then.
     pub names: u64,
-    /// The next node's number then.
+    /// Number that the next node had then.
     pub next: NodeId,
 }
 
-/// The last files that lost their last name here ([`REMOVED_MAX`]): a node that was away and knows nothing of that does not bring them back, nor
-/// one that keeps a copy.
+/// The last files that lost their last name here ([`REMOVED_MAX`]). A node that was away, or that keeps a copy, cannot bring them back
+/// although it does not know of their removal.
 #[derive(Debug)]
 pub(super) struct Removed {
     /// The life of this node.
     own: Incarnation,
     files: BTreeSet<FileId>,
     order: VecDeque<FileId>,
-    /// Of which the nodes that have them have not been told.
+    /// Removed files whose nodes have not been notified yet.
     untold: BTreeSet<FileId>,
     /// The removed files that are not kept elsewhere yet, in the same order.
     unkept: VecDeque<FileId>,
@@ -73,11 +73,11 @@ impl Removed {
         }
     }
 
-    /// Whether a file is removed with the last name of `node`. `adopted`: the node that carries its identity, where that is not the one it is
-    /// named for.
+    /// Whether a file is removed with the last name of `node`. `adopted`: the node that carries the file's identity, if that is not the one
+    /// the identity names.
     ///
-    /// Where it has another node by now, this one has its old bytes only. A copy was written elsewhere, and nothing is known here of who
-    /// writes it. Files of this node count: it may be lost, and then nobody else knows that they have no name.
+    /// If the file has another node by now, this one has its old bytes only. A copy was written elsewhere, and this node does not know who
+    /// writes it. Files of this node count: it may be lost, and then no other node knows that they have no name.
     pub(super) fn means(&self, node: NodeId, file: &File, adopted: Option<NodeId>) -> bool {
         let own = file.id.incarnation == self.own;
         match adopted {
@@ -108,7 +108,7 @@ impl Removed {
     }
 
     fn tell(&mut self, file: FileId) {
-        // Beyond that they keep what they have until they are asked for it.
+        // Beyond that, nodes keep the bytes until they are asked for the file.
         if self.untold.len() < REMOVED_MAX {
             self.untold.insert(file);
         }
@@ -119,7 +119,7 @@ impl Removed {
     }
 }
 
-/// The tree as the catalog: what was heard for it, and what of it is not kept elsewhere.
+/// The tree as the catalog: what other nodes published for it, and which part is not kept elsewhere.
 #[derive(Debug, Clone, Copy)]
 pub struct CatalogTree<'a> {
     pub(super) state: &'a Guarded,
@@ -127,7 +127,8 @@ pub struct CatalogTree<'a> {
 }
 
 impl CatalogTree<'_> {
-    /// This tree is the catalog from now on; `before`: files that were removed when another one was.
+    /// Begins to remember removed files, because this tree becomes the catalog. `before`: files removed while another
+    /// tree was.
     pub fn remember_removed(&self, before: &[FileId]) {
         let mut removed = Removed::of(self.state.incarnation);
         before.iter().for_each(|file| removed.note(*file));
@@ -135,7 +136,7 @@ impl CatalogTree<'_> {
         self.state.look(|state| state.removed = Some(removed));
     }
 
-    /// This tree is not the catalog any more.
+    /// Forgets the removed files: this tree is not the catalog any more.
     pub fn forget_removed(&self) {
         self.state.look(|state| state.removed = None);
     }
@@ -146,7 +147,7 @@ impl CatalogTree<'_> {
         self.state.look(|state| state.removed.as_ref().is_some_and(|removed| removed.contains(file)))
     }
 
-    /// Files of other nodes that have no name here, and whose nodes believe otherwise: they are to be told.
+    /// Queues removal notices for files of other nodes that have no name here although their nodes believe otherwise.
     pub fn tell_removed_again(&self, files: &[FileId]) {
         self.state.look(|state| {
             if let Some(removed) = &mut state.removed {
@@ -155,7 +156,7 @@ impl CatalogTree<'_> {
         });
     }
 
-    /// Takes the files that were removed since this was asked last.
+    /// Takes the removed files whose nodes must be notified.
     #[must_use]
     pub fn take_removed(&self) -> BTreeSet<FileId> {
         self.state.look(|state| {
@@ -163,8 +164,8 @@ impl CatalogTree<'_> {
         })
     }
 
-    /// From now on changes are collected for [`CatalogTree::take_unkept`]; first of all everything that is there. `anew`: nothing of it is kept,
-    /// so that the files that were removed before count, too.
+    /// Collects changes from now on for [`CatalogTree::take_unkept`]; the first are all nodes that exist. `anew`: nothing of the tree is
+    /// kept elsewhere, so files that were removed earlier count, too.
     pub fn collect_unkept(&self, anew: bool) {
         let is_catalog = self.state.look(|state| {
             // Another tree may be the catalog by now.
@@ -181,23 +182,23 @@ impl CatalogTree<'_> {
         self.fates.lock().expect(super::UNPOISONED).collect_unkept();
     }
 
-    /// Nobody keeps this tree any more.
+    /// Stops collecting: this tree is not kept elsewhere any more.
     pub fn collect_no_more(&self) {
         self.state.look(|state| state.tree.changes.keep_no_more());
         self.fates.lock().expect(super::UNPOISONED).unkept = None;
     }
 
-    /// Resolves when there may be something that is not kept.
+    /// Waits until a change may exist that is not kept.
     pub async fn unkept_changed(self) {
         self.state.catalog_changed.notified().await;
     }
 
-    /// Wakes whoever waits for that.
+    /// Wakes the task in [`CatalogTree::unkept_changed`].
     pub fn wake_keeper(&self) {
         self.state.catalog_changed.notify_one();
     }
 
-    /// Takes up to `most` of what is not kept, of up to `bytes_most` besides its last node.
+    /// Takes up to `most` changes that are not kept, of up to `bytes_most` besides the last node.
     #[must_use]
     pub fn take_unkept(&self, most: usize, bytes_most: usize) -> Unkept {
         let mut told = Unkept::default();
@@ -220,7 +221,7 @@ impl CatalogTree<'_> {
                 told.removed = removed.unkept.drain(..).collect();
             }
             told.all = !state.tree.changes.has_unkept();
-            // In one hold: what is told of the tree is what came of these operations.
+            // In one hold of the lock: the state taken from the tree is the result of exactly these operations.
             if told.all {
                 told.publication = state.outgoing.publish_to_keeper();
                 told.loss = state.outgoing.untold.as_ref().and_then(|outgoing| outgoing.unanswered.lost());
@@ -243,19 +244,19 @@ impl CatalogTree<'_> {
         told
     }
 
-    /// The moment before all that was done here and not told when this daemon began.
+    /// Returns the moment before all operations that were not published when this daemon began.
     #[must_use]
     pub fn moment_before(&self) -> Moment {
         self.state.look(|state| Moment { names: 0, next: state.tree.next })
     }
 
-    /// This moment.
+    /// Returns the present moment.
     #[must_use]
     pub fn moment(&self) -> Moment {
         self.state.look(|state| Moment { names: state.outgoing.number(), next: state.tree.next })
     }
 
-    /// What the last coordinator knew of other nodes' processes.
+    /// Adopts the last coordinator's knowledge of other nodes' processes.
     pub fn take_process_fates(&self, fates: &[ProcessFate]) {
         let mut known = self.fates.lock().expect(super::UNPOISONED);
         for fate in fates.iter().filter(|fate| fate.home != self.state.incarnation) {
@@ -264,7 +265,7 @@ impl CatalogTree<'_> {
     }
 }
 
-/// Copies for other nodes are hidden too, and no other node's.
+/// Whether a hidden path belongs to torn checkpoints. Hidden copies of other nodes' files are not kept elsewhere.
 fn is_torn(path: &[u8]) -> bool {
     path_of_torn(path).is_some() || path == [HIDDEN, TORN].join(&b'/')
 }

@@ -1,6 +1,7 @@
-//! Nodes that changed, for each reader that asks what did.
+//! Nodes that changed, for each reader of changes.
 //!
-//! Owns: the set of each reader. Does not own: noting changes for the journal ([`Touched`]), what other nodes have to be told (`outgoing`).
+//! Owns: the set of each reader. Does not own: noting changes for the journal ([`Touched`]), what other nodes must be notified of
+//! (`outgoing`).
 //!
 //! Each set is level-triggered: a node is in it until its reader has taken it, however often it changed.
 
@@ -8,14 +9,15 @@ use super::NodeId;
 use super::tree::Touched;
 use std::collections::BTreeSet;
 
-/// The changed nodes by reader. Each set has at most one entry a node, plus those removed since its reader came last.
+/// The changed nodes by reader. Each set has at most one entry a node, plus the nodes removed since its reader last
+/// asked.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     /// For the node loop: files, and directories renamed or removed.
     dirty: BTreeSet<NodeId>,
-    /// For whoever keeps this tree elsewhere; none where nobody does.
+    /// For the task that keeps this tree elsewhere; none while no task does.
     unkept: Option<BTreeSet<NodeId>>,
-    /// Since a snapshot of the tree was begun; none while none is taken.
+    /// Nodes changed since a snapshot of the tree was begun; none while no snapshot is taken.
     since_snapshot: Option<BTreeSet<NodeId>>,
 }
 
@@ -46,12 +48,12 @@ impl Changes {
         }
     }
 
-    /// From now on changes are collected for whoever keeps the tree; `all`: what is there.
+    /// Collects changes from now on for the task that keeps the tree elsewhere. `all`: the nodes that exist already.
     pub(super) fn keep(&mut self, all: BTreeSet<NodeId>) {
         self.unkept = Some(all);
     }
 
-    /// Nobody keeps the tree any more.
+    /// Stops collecting: the tree is not kept elsewhere any more.
     pub(super) fn keep_no_more(&mut self) {
         self.unkept = None;
     }
@@ -69,8 +71,8 @@ impl Changes {
         self.since_snapshot = Some(BTreeSet::new());
     }
 
-    /// Takes up to `most` nodes that changed since a snapshot was begun, and whether others are left. With the last of them collecting
-    /// ends.
+    /// Takes up to `most` nodes that changed since a snapshot was begun, and returns whether others are left. Taking the last of them ends
+    /// the collecting.
     pub(super) fn take_since_snapshot(&mut self, most: usize) -> (BTreeSet<NodeId>, bool) {
         let Some(mut changed) = self.since_snapshot.take() else { return (BTreeSet::new(), false) };
         self.since_snapshot =

@@ -1,7 +1,7 @@
 //! COLD files: known by name and checksums, their bytes elsewhere.
 //!
-//! Owns: what an open needs in order to fetch, taking fetched bytes in, adopting a tree at start.
-//! Does not own: fetching and verifying (the restore flow).
+//! Owns: what an open needs in order to fetch, accepting fetched bytes, adopting a tree at start. Does not own:
+//! fetching and verifying (the restore flow).
 
 use super::attr::{Special, rebase};
 use super::carried::Adoption;
@@ -24,14 +24,14 @@ use tidemark_tier1::Backing;
 /// How long fetched bytes are kept for the open that asked for them.
 const RESTORE_HOLD: Duration = Duration::from_secs(10);
 
-/// What is to be fetched before a file can be opened.
+/// Facts needed to fetch a file's bytes before it can be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ColdFile {
     pub node: NodeId,
     pub file: FileId,
     pub seal: SealNumber,
     pub size_bytes: u64,
-    /// Of the whole and of each chunk; none when the file's bytes were lost before it was sealed.
+    /// Checksums of the whole and of each chunk; none when the file's bytes were lost before it was sealed.
     pub checksums: Option<(Crc64, Arc<[Crc64]>)>,
     pub object: Option<ObjectCopy>,
 }
@@ -51,10 +51,10 @@ impl ColdFile {
     }
 }
 
-/// One entry of a tree that is restored.
+/// An entry of a restored tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdoptEntry {
-    /// Relative to the mount; empty for a directory that is the root. Directories above it that do not exist are made.
+    /// Path relative to the mount; empty for a directory that is the root. Missing directories above it are made.
     pub path: Vec<u8>,
     pub kind: AdoptKind,
     pub mode: u32,
@@ -64,7 +64,7 @@ pub struct AdoptEntry {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// What is adopted.
+/// Kind of an adopted entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AdoptKind {
     File {
@@ -80,10 +80,10 @@ pub enum AdoptKind {
         target: Vec<u8>,
     },
     Special(Special),
-    /// Another name of what is at `to`, which was adopted before; the other fields are not looked at.
+    /// Another name of the entry at `to`, which was adopted before; the other fields are ignored.
     HardLink {
         to: Vec<u8>,
-        /// What that was, where names are carried over: `to` may be something else by now.
+        /// Identity of the file at `to` when names are carried over, because `to` may be another file by now.
         file: Option<FileId>,
     },
 }
@@ -105,7 +105,7 @@ pub struct HostCopies<'a> {
 }
 
 impl HostCopies<'_> {
-    /// What must be fetched before `node` can be opened or resized; none when its bytes are here.
+    /// Returns the facts needed to fetch `node` before it can be opened or resized; none when its bytes are here.
     pub fn cold(&self, node: NodeId) -> Option<ColdFile> {
         self.state.look(|state| {
             let file = state.tree.node(node).ok()?.file().ok()?;
@@ -113,13 +113,13 @@ impl HostCopies<'_> {
         })
     }
 
-    /// The same by the file's identity.
+    /// Returns the same facts by the file's identity.
     pub fn cold_file(&self, file: FileId) -> Option<ColdFile> {
         let node = self.state.look(|state| state.node_of(file, self.state.incarnation))?;
         self.cold(node)
     }
 
-    /// Takes verified bytes in: COLD becomes HOT. Where they are here already nothing happens.
+    /// Accepts verified bytes: the COLD file becomes HOT. If its bytes are here already, nothing happens.
     ///
     /// # Errors
     /// [`FsError::Stale`] when the file is gone or has other bytes by now; [`FsError::Invalid`] for another size.
@@ -155,11 +155,11 @@ impl HostCopies<'_> {
         })
     }
 
-    /// Has each open look first at the bytes of a host copy in the backing of this number, which was found bad, until it is replaced or given
-    /// up; so of all other files and copies that lie in the same memory. Handles that are open keep what they have. False where the file has
-    /// other bytes by now, of which nothing is known. Costs a look at every node, in slices.
+    /// Marks a host copy that was found bad, by the number of its backing file, so that each open verifies it first. The mark stays until
+    /// the copy is replaced or dropped. All other files and copies in the same backing file are marked, too. Open handles keep their bytes.
+    /// Returns false if the file has other bytes by now, of which nothing is known. Costs a pass over all nodes, in slices of the lock.
     pub fn doubt_host(&self, node: NodeId, file: FileId, seal: SealNumber, number: u64) -> bool {
-        // At once, and not when its slice comes.
+        // Marks this file at once, before its slice comes.
         let doubted = self.state.look(|state| {
             let found = state.tree.file_mut(node).and_then(|found| found.at(file, seal));
             let Ok(target) = found else { return false };
@@ -202,8 +202,8 @@ impl HostCopies<'_> {
         })
     }
 
-    /// Gives up a host copy that is in doubt: from now on an open asks the other copies, and finds none where none is left. Handles that are
-    /// open keep what they have.
+    /// Drops a host copy that is in doubt. From now on an open tries the other copies, and fails if none is left. Open handles keep their
+    /// bytes.
     ///
     /// # Errors
     /// [`FsError::Busy`] while a handle is open; [`FsError::Stale`] when the file has another seal by now, or was given good bytes.
@@ -225,7 +225,7 @@ impl HostCopies<'_> {
         })
     }
 
-    /// What is here of a file gives way last for so long, and to no prefetch: somebody is about to open it.
+    /// Makes a file's bytes here give way last for `hold`, and to no prefetch, because a process is about to open it.
     pub fn hold_prefetched(&self, node: NodeId, hold: Duration) {
         self.state.look(|state| {
             if let Ok(file) = state.tree.file_mut(node)
@@ -255,8 +255,8 @@ impl Namespace {
 }
 
 impl Adoption<'_> {
-    /// Makes one entry of a restored tree; files are COLD. The directories above keep their times. A file that has a name already
-    /// with other bytes keeps it: what it was before gets an identity of its own, so that no name is lost.
+    /// Makes one entry of a restored tree; files are COLD. The directories above keep their times. If a file with the entry's identity has
+    /// a name already but other bytes, it keeps both; the entry gets an identity of its own, so that no name is lost.
     ///
     /// # Errors
     /// [`FsError::Exists`] (not for a directory on a directory, which takes the attributes), [`FsError::Invalid`] for
@@ -267,10 +267,11 @@ impl Adoption<'_> {
         self.state.change(|state| state.adopt(entry, xattrs, limit, self.state.incarnation))
     }
 
-    /// The same, under all names that it was given since its document was written ([`Adoption::carry_names`]); what each came to.
+    /// Makes the entry under all names that it was given since its document was written ([`Adoption::carry_names`]). Returns each name's
+    /// result.
     ///
     /// # Errors
-    /// Those of the journal, and of the extended attributes.
+    /// The journal's errors, and those of the extended attributes.
     pub fn adopt_carried(&self, entry: &AdoptEntry) -> Result<Vec<Result<NodeId, FsError>>, FsError> {
         let xattrs = Xattrs::from_pairs(&entry.xattrs)?;
         let limit = self.state.weight_limit();
@@ -285,12 +286,12 @@ impl Adoption<'_> {
 }
 
 impl File {
-    /// Returns itself, while it is that file and its last seal is that one.
+    /// Returns the file itself if it has this identity and this last seal.
     fn at(&mut self, file: FileId, seal: SealNumber) -> Result<&mut Self, FsError> {
         if self.id != file || self.fate.last_seal() != seal { Err(FsError::Stale) } else { Ok(self) }
     }
 
-    /// The same, while it is sealed and nobody uses it: its host copy may be exchanged.
+    /// Returns the same while the file is sealed and unused, so that its host copy may be exchanged.
     fn idle_at(&mut self, file: FileId, seal: SealNumber) -> Result<&mut Self, FsError> {
         let found = self.at(file, seal)?;
         match (found.fate.seal(), found.opens > 0 || found.busy) {
@@ -361,7 +362,7 @@ impl State {
                 {
                     return Err(FsError::Invalid);
                 }
-                // One that was removed may still wait for the kernel to forget it: nobody can reach that.
+                // A removed file may still wait for the kernel to forget it; no name leads to it.
                 let known = self.node_of(file, own);
                 let mut taken = false;
                 if let Some(known) = known.filter(|known| self.tree.is_reachable(*known)) {
@@ -370,7 +371,7 @@ impl State {
                         let parent = self.tree.quietly().make_parents(&parts, entry)?;
                         return self.tree.quietly().adopt_link(known, parent, name);
                     }
-                    // Saved over, torn and out of sight: it makes way.
+                    // If it was saved over, torn and hidden, it makes way.
                     if is_out_of_sight(&self.tree, known) {
                         self.renew(known, own, entry.mtime_ns)?;
                     } else if self.outgoing.is_collected() || self.removed.is_some() {
@@ -405,7 +406,7 @@ impl State {
         node.gid = entry.gid;
         node.mtime_ns = entry.mtime_ns;
         node.ctime_ns = entry.mtime_ns;
-        // A directory may have had others.
+        // The directory may have had other attributes.
         let names = node.xattrs.iter().chain(&xattrs).flat_map(|xattrs| xattrs.names());
         let names: Vec<_> = names.map(|name| (id, name)).collect();
         node.xattrs.clone_from(&xattrs);
@@ -424,7 +425,7 @@ mod tests {
 
     const BYTES: &[u8] = b"bytes";
 
-    /// A look takes as long as the file is large, and what it found bad may have been replaced by then.
+    /// Verification takes as long as the file is large, and the bytes that it found bad may have been replaced by then.
     #[test]
     fn only_the_bytes_that_were_looked_at_are_doubted_and_given_up() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,14 +1,15 @@
 //! Copies of other nodes' files that this node keeps for them: Tier-2.
 //!
-//! Owns: keeping, finding, sharing and dropping them, and who has to be told when one is gone. Does not own: how their bytes came
-//! (`replicate`), whose partner this node is, when they may give way (who publishes versions says so by [`PeerCopies::set_copy_reclaim`]).
+//! Owns: keeping, finding, sharing and dropping copies, and which homes must be notified when one is gone. Does not own: how their bytes
+//! came (`replicate`), whose partner this node is, when copies may give way (the publisher of versions sets that with
+//! [`PeerCopies::set_copy_reclaim`]).
 //!
-//! A copy is a file of the tree out of sight, with an identity of its own and a word of what it is a copy of, so that the journal, the
-//! budget, a takeover, the scrub and the first look after a restart need nothing of their own. Several seals of one file may be
-//! kept side by side: the newest is not the better one until its checkpoint is whole.
+//! A copy is a hidden file of the tree with its own identity and a label that names the copied file. The journal, the budget, a takeover,
+//! the scrub and the first verification after a restart therefore treat it as any file. Several seals of one file may be kept side by side:
+//! the newest is not the better one until its checkpoint is whole.
 //!
-//! Bytes that are here already are not held twice: a copy and a file of the tree may have one backing file. The copy holds the
-//! file's seal then, so whoever changes the file changes bytes of its own (`open`), and the copy stays what it was.
+//! Bytes that are here already are not held twice: a copy and a file of the tree may share one backing file. The copy then holds the file's
+//! seal, so that a writer of the file changes bytes of its own (`open`), and the copy stays as it was.
 
 use super::Tree;
 use super::attr::rebase;
@@ -33,10 +34,10 @@ use tidemark_tier1::Backing;
 
 /// Below [`HIDDEN`], one name for each copy.
 const COPIES: &[u8] = b"copies";
-/// What says that a node is a copy, and of what. No program can set an attribute of that name: it is not one of `user.`.
+/// Attribute that marks a node as a copy, and names the copied file. No program can set it: its name is not one of `user.`.
 pub(super) const COPY_XATTR: &[u8] = b"tidemark.copy";
 
-/// The value of [`COPY_XATTR`]; attributes of the file are the node's own.
+/// Value of [`COPY_XATTR`]. The copied file's attributes are set on the copy's node itself.
 #[derive(Debug, Serialize, Deserialize)]
 struct Label {
     file: FileId,
@@ -47,20 +48,20 @@ struct Label {
 /// A copy that is kept here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyView {
-    /// The node out of sight.
+    /// The hidden node.
     pub node: NodeId,
-    /// Its own identity, for a look at its bytes; not that of the file it is a copy of.
+    /// The copy's own identity, for verification of its bytes; the copied file has another.
     pub own: FileId,
     pub file: FileId,
     pub sealed: Seal,
     pub meta: CopyMeta,
-    /// Nobody has looked at the bytes since this daemon started, or they were found bad.
+    /// Whether the bytes were found bad, or were not verified since this daemon started.
     pub unverified: bool,
     pub object: Option<ObjectCopy>,
     pub reclaim: ReclaimClass,
 }
 
-/// A copy that is no more: its home must hear of it before it counts on it again.
+/// A copy that no longer exists: its home must be notified before it counts on the copy again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WithdrawnCopy {
     pub file: FileId,
@@ -69,31 +70,31 @@ pub struct WithdrawnCopy {
     pub why: &'static str,
 }
 
-/// How much of Tier-1 is peer copies: a part of `Usage::files_bytes`, no addend beside it.
+/// How much of Tier-1 is peer copies: a part of `Usage::files_bytes`, not in addition to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CopiesUsage {
     pub files: u64,
-    /// Bytes that nothing but copies holds.
+    /// Bytes that only copies hold.
     pub bytes: u64,
-    /// Bytes that somebody else holds too: a file of the tree, another copy, a reader.
+    /// Bytes that are also held by a file of the tree or a reader, or by several copies.
     pub shared_bytes: u64,
 }
 
-/// Bytes of a file as they are now.
+/// A file's present bytes.
 #[derive(Debug, Clone)]
 pub struct Present {
     pub file: FileId,
     pub backing: Arc<Backing>,
 }
 
-/// What the state knows of them besides their nodes.
+/// Index and pending notices of the copies, besides their nodes.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     by_seal: BTreeMap<(FileId, SealNumber), NodeId>,
     kept: BTreeMap<NodeId, KeptCopy>,
-    /// Not told yet; never more than there were copies.
+    /// Withdrawn copies whose homes were not notified yet; never more than there were copies.
     withdrawn: Vec<WithdrawnCopy>,
-    /// Those that came or went since the coordinator was told last; no more than there were in all.
+    /// Copies that came or went since the coordinator was last notified; no more than there were in all.
     changed: BTreeSet<(FileId, SealNumber)>,
 }
 
@@ -102,7 +103,7 @@ struct KeptCopy {
     file: FileId,
     seal: SealNumber,
     meta: CopyMeta,
-    /// Of the files of the tree with the same backing file: they copy before they change.
+    /// Seal holds of the tree's files with the same backing file: those files copy their bytes before they change.
     sharing: Vec<Arc<SealHold>>,
 }
 
@@ -115,8 +116,8 @@ pub struct PeerCopies<'a> {
 }
 
 impl PeerCopies<'_> {
-    /// Keeps verified bytes as a copy; where there is that copy already nothing happens. A COLD file of the tree of the same seal becomes
-    /// hot with them. Costs one group of records.
+    /// Keeps verified bytes as a copy, unless this node has that copy already. A COLD file of the tree with the same seal becomes HOT with
+    /// them. Costs one group of records.
     ///
     /// # Errors
     /// [`FsError::Invalid`] when the numbers do not agree, [`FsError::NoSpace`] when the journal is full.
@@ -130,7 +131,7 @@ impl PeerCopies<'_> {
         self.keep_as(copy, |_| Ok((backing, Vec::new())))
     }
 
-    /// Keeps as a copy the bytes that another sealed file here has: they were found to be the same.
+    /// Keeps as a copy the bytes of another sealed file here, which were found to be the same.
     ///
     /// # Errors
     /// [`FsError::Stale`] when that file has other bytes by now; else as [`PeerCopies::keep_copy`].
@@ -147,7 +148,7 @@ impl PeerCopies<'_> {
             let backing =
                 file.backing.clone().filter(|_| sealed.is_some() && !file.busy).ok_or(FsError::Stale)?;
             let hold = file.hold();
-            // One copy may lie on another's bytes: what holds the file of the tree must outlive both.
+            // A copy may share another copy's bytes: the hold on the tree's file must outlive both.
             let mut sharing: Vec<_> =
                 state.copies.kept.get(&node).map_or_else(Vec::new, |kept| kept.sharing.clone());
             sharing.push(hold);
@@ -207,25 +208,25 @@ impl PeerCopies<'_> {
         })
     }
 
-    /// The copy of that seal, as a node out of sight.
+    /// Returns the hidden node of the copy of this seal.
     #[must_use]
     pub fn copy_of(&self, file: FileId, seal: SealNumber) -> Option<NodeId> {
         self.state.look(|state| state.copies.node(file, seal))
     }
 
-    /// The same, with all that is known of it.
+    /// Returns the copy of this seal with its facts.
     #[must_use]
     pub fn copy(&self, file: FileId, seal: SealNumber) -> Option<CopyView> {
         self.state.look(|state| state.copies.view(&state.tree, state.copies.node(file, seal)?))
     }
 
-    /// The copy that a node out of sight is.
+    /// Returns the copy at a hidden node.
     #[must_use]
     pub fn copy_at(&self, node: NodeId) -> Option<CopyView> {
         self.state.look(|state| state.copies.view(&state.tree, node))
     }
 
-    /// All copies, in slices of the lock, by the file they are copies of.
+    /// Returns all copies in slices of the lock, ordered by the copied file.
     #[must_use]
     pub fn all(&self) -> Vec<CopyView> {
         let nodes: Vec<NodeId> = self.state.look(|state| state.copies.by_seal.values().copied().collect());
@@ -236,7 +237,7 @@ impl PeerCopies<'_> {
         nodes.chunks(NODES_AT_ONCE).flat_map(views).collect()
     }
 
-    /// How much they take. Costs a look at each.
+    /// Returns how much memory the copies take. Costs one look at each.
     #[must_use]
     pub fn copies_usage(&self) -> CopiesUsage {
         self.state.look(|state| {
@@ -253,7 +254,7 @@ impl PeerCopies<'_> {
         })
     }
 
-    /// The bytes of a copy, to read, until the pin is dropped.
+    /// Pins a copy's bytes for reading, until the pin is dropped.
     #[must_use]
     pub fn pin_copy(&self, file: FileId, seal: SealNumber) -> Option<SealPin> {
         let own =
@@ -261,7 +262,7 @@ impl PeerCopies<'_> {
         self.seals.pin_seal(own, seal)
     }
 
-    /// Gives a copy up because its home said so; nobody has to be told. False when there is none.
+    /// Drops a copy at its home's request, so that no notice is due. Returns false when there is none.
     pub fn drop_copy(&self, file: FileId, seal: SealNumber) -> bool {
         let dropped = self.state.change(|state| {
             let Some(node) = state.copies.node(file, seal) else { return Ok(false) };
@@ -274,7 +275,7 @@ impl PeerCopies<'_> {
         })
     }
 
-    /// Gives a copy up that cannot be kept; its home will be told why.
+    /// Drops a copy that cannot be kept, and queues a notice to its home with the reason.
     pub fn lose_copy(&self, file: FileId, seal: SealNumber, why: &'static str) {
         let lost = self.state.change(|state| {
             if let Some(node) = state.copies.node(file, seal) {
@@ -287,37 +288,38 @@ impl PeerCopies<'_> {
         }
     }
 
-    /// Copies that are gone without their home's word, once each.
+    /// Takes the copies that are gone without their home's request, each once.
     #[must_use]
     pub fn take_withdrawn_copies(&self) -> Vec<WithdrawnCopy> {
         self.state.look(|state| std::mem::take(&mut state.copies.withdrawn))
     }
 
-    /// The copies that came or went since this was asked last.
+    /// Takes the copies that came or went since the last call.
     #[must_use]
     pub fn take_changed_copies(&self) -> BTreeSet<(FileId, SealNumber)> {
         self.state.look(|state| std::mem::take(&mut state.copies.changed))
     }
 
-    /// They could not be told: they are asked for again.
+    /// Queues withdrawn copies again whose homes could not be notified.
     pub fn give_back_withdrawn(&self, withdrawn: Vec<WithdrawnCopy>) {
         self.state.look(|state| state.copies.withdrawn.extend(withdrawn));
     }
 
-    /// Says what may be taken of a copy. Nothing is while its class is [`ReclaimClass::Never`], which it begins with, or while
-    /// no object copy is noted of it.
+    /// Sets when a copy may give way. Initially, its class is [`ReclaimClass::Never`]: it then stays, as it does while no object copy of it
+    /// is noted.
     pub fn set_copy_reclaim(&self, file: FileId, seal: SealNumber, class: ReclaimClass) {
         if let Some(copy) = self.copy(file, seal) {
             self.hosts.set_reclaim(copy.own, class);
         }
     }
 
-    /// Notes that Tier-3 has the bytes of a copy. False when there is no such copy.
+    /// Notes that Tier-3 has a copy's bytes. Returns false when there is no such copy.
     pub fn note_copy_object(&self, file: FileId, seal: SealNumber, object: ObjectCopy) -> bool {
         self.copy(file, seal).is_some_and(|copy| self.hosts.note_object(copy.own, seal, object))
     }
 
-    /// A sealed file here, or a copy, of that size and checksum; never the file itself. Costs a look at every node, in slices.
+    /// Finds another sealed file here, or a copy, of this size and checksum; never `not` itself. Costs a pass over all nodes, in slices of
+    /// the lock.
     #[must_use]
     pub fn sealed_alike(&self, not: FileId, size_bytes: u64, crc: Crc64) -> Option<(FileId, SealNumber)> {
         let mut after: NodeId = ROOT;
@@ -344,7 +346,7 @@ impl PeerCopies<'_> {
         }
     }
 
-    /// A COLD file gets the bytes of the copy of its seal, when there is one that has been looked at. They are not copied.
+    /// Gives a COLD file the bytes of the copy of its seal, if there is one that was verified. The two share one backing file.
     pub fn warm_from_copy(&self, file: FileId, seal: SealNumber) -> bool {
         let warmed = self.state.change(|state| {
             let Some(copy) = state.copies.node(file, seal) else { return Ok(false) };
@@ -359,7 +361,7 @@ impl Copies {
         self.by_seal.get(&(file, seal)).copied()
     }
 
-    /// The copy that a node out of sight is.
+    /// Returns the copy at a hidden node.
     fn view(&self, tree: &Tree, id: NodeId) -> Option<CopyView> {
         let kept = self.kept.get(&id)?;
         let file = tree.node(id).ok()?.file().ok()?;
@@ -378,7 +380,7 @@ impl Copies {
 }
 
 impl State {
-    /// Gives up all copies of a file.
+    /// Drops all copies of a file.
     pub(super) fn forget_copies_of(&mut self, file: FileId) {
         let all = (file, SealNumber(0))..=(file, SealNumber(u64::MAX));
         let nodes: Vec<_> = self.copies.by_seal.range(all).map(|(_, node)| *node).collect();
@@ -387,7 +389,7 @@ impl State {
         }
     }
 
-    /// Takes up the copies that the journal tells of; what lost its bytes is withdrawn.
+    /// Recovers the copies that the journal lists. Withdraws the copies whose bytes are lost.
     pub(super) fn find_copies(&mut self) {
         let mut sharers: BTreeMap<u64, Vec<NodeId>> = BTreeMap::new();
         let mut labels = Vec::new();
@@ -426,12 +428,12 @@ impl State {
         }
     }
 
-    /// The node that holds these sealed bytes: a file of the tree, or a copy by its own identity.
+    /// Returns the node with these sealed bytes: a file of the tree, or a copy by its own identity.
     fn sealed_node(&self, (file, seal): (FileId, SealNumber), own: Incarnation) -> Option<NodeId> {
         self.node_of(file, own).filter(|node| self.tree.holds(*node, file, seal))
     }
 
-    /// The COLD file that a copy is of gets its bytes.
+    /// Gives a copy's bytes to the COLD file that it copies.
     fn warm_by_copy(&mut self, copy: NodeId, own: Incarnation) -> bool {
         let Some(kept) = self.copies.kept.get(&copy) else { return false };
         let (id, seal) = (kept.file, kept.seal);
@@ -462,7 +464,7 @@ impl State {
         true
     }
 
-    /// A copy is no more, and its home is to hear of it; gives the file that it was of. Nothing happens to what is no copy.
+    /// Removes a copy and queues a notice to its home. Returns the copied file; none if the node is no copy.
     pub(super) fn withdraw_copy(&mut self, node: NodeId, why: &'static str) -> Option<FileId> {
         let KeptCopy { file, seal, meta, .. } = self.forget_copy(node)?;
         if why == GAVE_WAY {

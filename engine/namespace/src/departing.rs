@@ -1,11 +1,11 @@
-//! Bytes that a program removed, or cut off, and that are not free yet.
+//! Removed or truncated bytes that are not free yet.
 //!
-//! Owns: what a new file waits for when they are most of the room there is, and telling those who still read them that nobody wants
-//! them. Does not own: freeing them (`State::release_unreachable`, Tier-1), what else gives way (`reclaim`), who waits (the adapter).
+//! Owns: how long a new file waits for such bytes when they are most of the room, and stopping the readers that still hold them. Does not
+//! own: freeing them (`State::release_unreachable`, Tier-1), what else gives way (`reclaim`), which call waits (the adapter).
 //!
-//! After unlink(2) the kernel's RELEASE and FORGET are on their way, and the seal or the upload may still read the bytes. A program
-//! that goes on writing at memory speed would meet a full Tier-1 in that moment. A file that is made smaller while they are read gets
-//! other memory, and leaves the old one as if it had been removed ([`Departures::leaves`]).
+//! After unlink(2) the kernel's RELEASE and FORGET are on their way, and the seal or the upload may still read the bytes. A program that
+//! continues to write at memory speed would find Tier-1 full in that moment. A file that is made smaller while its bytes are read gets
+//! another backing file, and leaves the old one as if it had been removed ([`Departures::leaves`]).
 
 use super::State;
 use super::file::{File, SealHold};
@@ -13,56 +13,56 @@ use super::host_room::HostRoom;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-/// The longest wait. A chunk is hashed within a millisecond, and a part that is on its way to a disk is written within some; where
-/// other programs have the processors, each of them waits for its turn. Without the wait the save fails.
+/// Longest wait. A chunk is hashed within a millisecond, and a part on its way to a disk is written within a few; if other programs use the
+/// processors, each waits for its turn. Without the wait the save fails.
 const DEPARTURE_WAIT: Duration = Duration::from_secs(2);
 
-/// The longest wait for what nobody but the kernel has open any more; a program may have another file open for ever.
+/// Longest wait for bytes that only the kernel still has open: a program may keep another file open for ever.
 const LINGER_WAIT: Duration = Duration::from_millis(200);
 
-/// Room that a writer finds at once. Tier-1's spent files give way in the background, at more than the speed of memory; a writer that is
-/// ahead of that for so much meets no wall, where other programs have the processors. More would be given back to the kernel, and
-/// this machine's host, for nothing: what is written next was warm.
+/// Room that a writer finds at once. Tier-1 frees spent files in the background, faster than memory speed. If other programs use the
+/// processors, a writer this far ahead still finds room. More room would be returned to the kernel, and to this machine's host, in vain:
+/// the writer's next pages would no longer be warm.
 const LEAD_BYTES: u64 = 512 << 20;
 
-/// Between two looks.
+/// Interval between two checks.
 const DEPARTURE_LOOK: Duration = Duration::from_millis(1);
 
-/// Smaller files are not waited for: a writer does not fill what they leave before they are gone.
+/// Size below which a file is not waited for: its bytes are gone before a writer could fill them.
 const DEPARTING_BYTES_MIN: u64 = 1 << 20;
 
-/// Files remembered; beyond, the oldest is not waited for.
+/// Most files remembered; beyond, the oldest is not waited for.
 const DEPARTING_MAX: usize = 1024;
 
-/// One file that is about to be free.
+/// A file whose bytes are about to be free.
 #[derive(Debug)]
 pub(super) struct Departing {
-    /// Lives until the budget counts the bytes as nobody's. Where other programs have the processors, that is long after the last
-    /// holder has let go.
+    /// Lives until the budget no longer counts the bytes. If other programs use the processors, that is long after the last holder has let
+    /// go.
     counted: Weak<()>,
     hold: Weak<SealHold>,
     size_bytes: u64,
     since: Instant,
 }
 
-/// All of them.
+/// All departing files.
 #[derive(Debug, Default)]
 pub(super) struct Departures {
-    /// The oldest first.
+    /// Oldest first.
     known: Vec<Departing>,
-    /// Bytes of those that went since somebody waited: Tier-1 gives them back to the kernel in the background, and a writer at memory
-    /// speed may be quicker.
+    /// Bytes that went since the last wait. Tier-1 returns them to the kernel in the background, and a writer at memory speed may be
+    /// quicker.
     went_bytes: u64,
 }
 
 impl Departing {
-    /// The departure of a file that gives its memory up; none where that is not worth a wait.
+    /// Returns the departure of a file that drops its memory; none if it is not worth a wait.
     pub(super) fn of(file: &File) -> Option<Self> {
         let backing = file.backing.as_ref()?;
         let counted = backing.counted()?;
         let size_bytes = match file.fate.writers() {
             0 => file.size_bytes,
-            // Only the backing file knows how far its writers came.
+            // Only the backing file shows how far its writers came.
             _ => backing.stat().ok()?.size_bytes,
         };
         let hold = Weak::clone(&file.hold);
@@ -71,15 +71,15 @@ impl Departing {
 }
 
 impl Departures {
-    /// No name leads to what a file has in memory now, or is about to: a file that begins waits for that memory, and who hashes or
-    /// uploads it is told to stop where memory is short.
+    /// Notes that no name leads to a file's present memory, or soon none will. A new file waits for that memory. If memory is short, jobs
+    /// that hash or upload it are stopped.
     pub(super) fn leaves(&mut self, file: &File) {
         if let Some(departing) = Departing::of(file) {
             self.add(departing);
         }
     }
 
-    /// Adds a file. One that is known already is not waited for longer.
+    /// Adds a file. The wait for a known one is not prolonged.
     fn add(&mut self, departing: Departing) {
         if self.known.iter().any(|known| known.counted.ptr_eq(&departing.counted)) {
             return;
@@ -100,7 +100,7 @@ impl Departures {
         });
     }
 
-    /// Bytes that are still worth a wait at `now`.
+    /// Returns the bytes that are still worth a wait at `now`.
     fn awaited_bytes(&mut self, now: Instant) -> u64 {
         self.forget_gone();
         let recent =
@@ -108,15 +108,15 @@ impl Departures {
         recent.map(|departing| departing.size_bytes).sum()
     }
 
-    /// Who hashes or uploads them stops.
+    /// Stops the jobs that hash or upload these bytes.
     fn abandon(&self) {
         self.known.iter().filter_map(|departing| departing.hold.upgrade()).for_each(|hold| hold.abandon());
     }
 }
 
 impl<'a> HostRoom<'a> {
-    /// Whether a file that begins now should wait for what was just removed. Who still reads those bytes is told to stop. Costs a short
-    /// lock, nearly always no more.
+    /// Whether a new file should wait for bytes that were just removed. If so, jobs that still read them are stopped. Costs a short lock,
+    /// nearly always no more.
     pub fn awaits_departures(&self) -> bool {
         let (bytes, went_bytes) = self
             .state
@@ -124,8 +124,8 @@ impl<'a> HostRoom<'a> {
         bytes + went_bytes > 0 && self.are_awaited(bytes, went_bytes)
     }
 
-    /// Whether `bytes` that are on their way, and those that went since somebody waited, are more than is available without them, or
-    /// stand in the way of a writer.
+    /// Whether departing `bytes` are more than is available without them, or room is short: less than departs or went since the last wait,
+    /// at most [`LEAD_BYTES`]. If so, stops the jobs that read them.
     fn are_awaited(&self, bytes: u64, went_bytes: u64) -> bool {
         let usage = self.tier1.usage();
         let are_awaited =
@@ -136,7 +136,7 @@ impl<'a> HostRoom<'a> {
         are_awaited
     }
 
-    /// Blocks until what was just removed is free, or is not worth the wait any more; two seconds at most.
+    /// Blocks until the bytes just removed are free, or are not worth the wait any more; two seconds at most.
     pub fn wait_for_departures(&self) {
         let until = Instant::now() + DEPARTURE_WAIT;
         let mut linger_until = Instant::now() + LINGER_WAIT;
@@ -158,7 +158,7 @@ impl<'a> HostRoom<'a> {
         self.tier1.free_spent(LEAD_BYTES);
     }
 
-    /// Tells those who read bytes that no name leads to, and nobody has open, to stop: the memory is needed.
+    /// Stops the jobs that read bytes which no name leads to and no program has open: the memory is needed.
     pub fn abandon_departed(&self) {
         self.state.look(|state: &mut State| state.departing.abandon());
     }
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(departures.went_bytes, 3 << 20, "and the kernel may not have them yet");
     }
 
-    /// The moment: truncate(2) comes between the close and the end of the seal.
+    /// The moment under test: truncate(2) between the close and the end of the seal.
     #[test]
     fn what_a_file_had_beyond_its_new_size_is_awaited_where_the_old_bytes_are_being_hashed() {
         let directory = tempfile::tempdir().unwrap();

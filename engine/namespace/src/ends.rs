@@ -1,10 +1,10 @@
-//! How processes were seen to end, over daemons.
+//! How processes were seen to end, across restarts of the daemon.
 //!
-//! Owns: [`End`], which ends are remembered, which of them the next daemon is told. Does not own: seeing them (`writer`, `pidfd`), their
+//! Owns: [`End`], which ends are remembered, which of them the next daemon recovers. Does not own: seeing them (`writer`, `pidfd`), their
 //! records (`record`), what follows from them (the node).
 //!
-//! The kernel says once how a process ended, to whoever watched it. So an end goes to the journal when it is seen, whoever it is of: to
-//! find out whether a file names that process would cost a pass over all files. A snapshot and the next daemon keep those that a file names.
+//! The kernel reports once how a process ended, to the one watcher. So every end goes to the journal when it is seen: finding out whether a
+//! file names that process would cost a pass over all files. A snapshot and the next daemon keep the ends of processes that a file names.
 
 use super::pidfd::Ended;
 use super::tree::Tree;
@@ -12,7 +12,7 @@ use super::writer::WriterId;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Ends remembered, the latest: of a copy file by file each file has a process of its own.
+/// Most ends remembered, the latest. A copy made file by file has one process for each file.
 const ENDS_MAX: usize = 16 << 10;
 
 /// A process of this node ([`WriterId::process`]).
@@ -21,13 +21,13 @@ pub(super) type Process = (u32, u64);
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
-    /// When it was seen, in nanoseconds of CLOCK_REALTIME.
+    /// When the end was seen, in nanoseconds of CLOCK_REALTIME.
     pub at_ns: i64,
     pub how: Ended,
 }
 
 impl End {
-    /// When it was seen, where the process did not end well.
+    /// Returns when the end was seen, if the process did not end well.
     #[must_use]
     pub fn failed_at_ns(self) -> Option<i64> {
         match self.how {
@@ -41,12 +41,13 @@ impl End {
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     known: BTreeMap<Process, End>,
-    /// The first seen first.
+    /// Processes in the order in which their ends were seen.
     order: VecDeque<Process>,
 }
 
 impl Ends {
-    /// Whether it is news. A process ends once, and when that was seen first counts.
+    /// Adds an end; false if the process's end is known already. A process ends once, and the first time when that was
+    /// seen counts.
     pub(super) fn add(&mut self, process: Process, end: End) -> bool {
         if self.known.contains_key(&process) {
             return false;
@@ -65,7 +66,7 @@ impl Ends {
         self.known.get(&process).copied()
     }
 
-    /// Those of processes that a file of the tree names: nobody asks for others. `told`: in the order in which the journal tells them.
+    /// Keeps the ends of processes that a file of the tree names; no other end is ever needed. `told`: in the journal's order.
     pub(super) fn found(told: Vec<(Process, End)>, tree: &Tree) -> Self {
         let ended: BTreeSet<Process> = told.iter().map(|(process, _)| *process).collect();
         let files = tree.nodes.values().filter_map(|node| node.file().ok());
@@ -80,7 +81,7 @@ impl Ends {
         ends
     }
 
-    /// The ends of `writers` that a snapshot does not have yet; from now on it has them.
+    /// Returns the ends of `writers` that a snapshot lacks, and counts them as contained from now on.
     pub(super) fn untold<'a>(
         &'a self,
         writers: &'a [Arc<WriterId>],
@@ -111,7 +112,7 @@ mod tests {
         assert_eq!(ends.get((0, 1)), None);
     }
 
-    /// A daemon that takes over finds a process that nobody has waited for, and sees its end later than the one before it.
+    /// A daemon that takes over finds a process that was not waited for, and sees its end later than the daemon before it.
     #[test]
     fn when_an_end_was_seen_first_counts() {
         let mut ends = Ends::default();

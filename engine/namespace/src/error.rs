@@ -1,4 +1,4 @@
-//! What a file system call can fail with.
+//! Errors of file system calls.
 //!
 //! Owns: [`FsError`]. Does not own: the errno each becomes (the mount's adapter maps them, without a wildcard).
 
@@ -56,14 +56,14 @@ pub enum FsError {
 }
 
 impl FsError {
-    /// A refusal for want of a descriptor of this process, which `status` shows for a while.
+    /// Counts and returns a refusal for want of a descriptor of this process. `status` shows it for a while.
     #[must_use]
     pub fn too_many_open() -> Self {
         tidemark_tier1::descriptors::note_refusal();
         Self::TooManyOpen
     }
 
-    /// What the caller should do.
+    /// Returns the kind of error, which tells the caller what to do.
     #[must_use]
     pub fn kind(self) -> ErrorKind {
         match self {
@@ -88,7 +88,7 @@ impl FsError {
 }
 
 impl From<tidemark_tier1::Tier1Error> for FsError {
-    /// A full Tier-1 is the caller's to know; anything else is logged here, once.
+    /// Maps a full Tier-1 to an error for the caller; logs any other error here, once.
     fn from(error: tidemark_tier1::Tier1Error) -> Self {
         if error.kind() == ErrorKind::NoSpace {
             return Self::NoSpace;

@@ -1,6 +1,6 @@
-//! A file's bytes as its home tells of them.
+//! A file's bytes as its home publishes them.
 //!
-//! Owns: taking that in, and which bytes that are here it leaves standing. Does not own: the file's names (`mirror`), fetching (`cold`).
+//! Owns: accepting these facts, and which local bytes they leave in place. Does not own: the file's names (`mirror`), fetching (`cold`).
 
 use super::file::ObjectCopy;
 use super::mirror::Remote;
@@ -14,20 +14,20 @@ use tidemark_protocol::file::{FileFate, Seal};
 use tidemark_protocol::id::Incarnation;
 
 impl Node {
-    /// Whether somebody here has other bytes of a file open than those that its home tells of.
+    /// Whether a process here has a file open with other bytes than those that its home publishes.
     pub(super) fn is_open_with_other_bytes(&self, facts: &FileFacts) -> Result<bool, FsError> {
         let file = self.file()?;
         let was = file.fate.seal().map(|seal| seal.number);
         let in_use = file.backing.is_some() && file.opens > 0 && !file.busy;
         // A file that was begun elsewhere is read as empty here until it has a size.
         let is_fuller = was.is_none() && file.size_bytes != facts.size_bytes;
-        // Without a name nobody opens it anew.
+        // Without a name, it cannot be opened anew.
         Ok(self.link_count() > 0 && in_use && (was != facts.sealed() || is_fuller))
     }
 }
 
 impl State {
-    /// Takes in the facts that the home of a file tells of its bytes.
+    /// Accepts the facts about a file's bytes that its home publishes.
     pub(super) fn take_facts(
         &mut self,
         id: NodeId,
@@ -51,7 +51,7 @@ impl State {
         file.writers = facts.writers.iter().map(|fact| Arc::new(writer(fact, home))).collect();
         let mut dropped = None;
         if !stays {
-            // The bytes of another seal are not these.
+            // The bytes here belong to another seal.
             file.class = ReclaimClass::Never;
             if file.opens == 0 && !file.busy {
                 dropped = file.backing.take();
@@ -79,7 +79,7 @@ impl State {
             && sealed.is_some()
         {
             file.object = Some(Box::new((facts.seal, object_copy(object))));
-            // An object is named once a marker or a sidecar leads to it. What is fetched from then on is a copy of that.
+            // A home names an object once a marker or a sidecar leads to it. Bytes fetched from then on are a copy of that object.
             if file.class == ReclaimClass::Never {
                 file.class = ReclaimClass::CommittedNewest;
             }
@@ -102,7 +102,7 @@ fn is_consistent(size_bytes: u64, chunks: usize) -> bool {
     i64::try_from(size_bytes).is_ok() && tidemark_protocol::layout::chunk_count(size_bytes) == chunks as u64
 }
 
-/// A copy in Tier-3 as a peer tells of it.
+/// Converts a copy in Tier-3 from a peer's description.
 #[must_use]
 pub fn object_copy(object: &Object) -> ObjectCopy {
     ObjectCopy {
@@ -112,7 +112,7 @@ pub fn object_copy(object: &Object) -> ObjectCopy {
     }
 }
 
-/// The same for a peer.
+/// Converts a copy in Tier-3 to the description for a peer.
 #[must_use]
 pub fn object_of(copy: &ObjectCopy) -> Object {
     Object { key: copy.key.clone(), size_bytes: copy.size_bytes, encoding: copy.encoding.as_deref().cloned() }

@@ -1,6 +1,6 @@
-//! What became of processes of other nodes.
+//! Fates of other nodes' processes.
 //!
-//! Owns: the last word about each, and which words are not kept elsewhere. Does not own: finding out (each node about its own).
+//! Owns: the last known fate of each, and which fates are not kept elsewhere. Does not own: finding out (each node about its own).
 
 use super::catalog::CatalogTree;
 use super::writer::WriterId;
@@ -9,19 +9,20 @@ use tidemark_protocol::cluster::kept::Process;
 use tidemark_protocol::cluster::wire::{WireFate, WriterFact};
 use tidemark_protocol::id::Incarnation;
 
-/// What became of a process on another node, and when it was seen to have failed.
+/// Fate of a process on another node, and when it was seen to have failed.
 pub type FateOf = (WireFate, Option<i64>);
 
-/// Fates remembered: the writers of a large job over a few of its lives. Beyond it the oldest go, and count as gone.
+/// Most fates remembered: the writers of a large job over a few of its lives. The oldest beyond that are dropped, and
+/// count as gone.
 const FATES_MAX: usize = 1 << 18;
 
-/// What became of processes of other nodes.
+/// Fates of other nodes' processes.
 #[derive(Debug, Default)]
 pub(super) struct Fates {
     pub(super) known: BTreeMap<Process, FateOf>,
-    /// Processes whose fate is not kept elsewhere yet; none where nobody keeps it.
+    /// Processes whose fate is not kept elsewhere yet; none while this tree is not kept elsewhere.
     pub(super) unkept: Option<BTreeSet<Process>>,
-    /// Processes whose fate may be kept elsewhere, and is not known here any more.
+    /// Processes whose fate this node has forgotten, but which may still be kept elsewhere.
     pub(super) forgotten: BTreeSet<Process>,
 }
 
@@ -42,7 +43,7 @@ impl Fates {
         }
     }
 
-    /// From now on what changes is collected, and first of all what is known.
+    /// Collects changed fates from now on; the first are all known ones.
     pub(super) fn collect_unkept(&mut self) {
         self.unkept = Some(self.known.keys().copied().collect());
         self.forgotten.clear();
@@ -50,7 +51,7 @@ impl Fates {
 }
 
 impl CatalogTree<'_> {
-    /// What became of processes on another node.
+    /// Accepts the fates of processes that another node publishes.
     pub fn take_fates(&self, fates: &[WriterFact], home: Incarnation) {
         let mut known = self.fates.lock().expect(super::UNPOISONED);
         for fact in fates {
@@ -60,7 +61,7 @@ impl CatalogTree<'_> {
         self.state.catalog_changed.notify_one();
     }
 
-    /// A node is gone, and its processes with it.
+    /// Ends the fates of a lost node's processes.
     pub fn end_fates(&self, home: Incarnation, now_ns: i64) {
         let mut known = self.fates.lock().expect(super::UNPOISONED);
         let lives = known.known.range((home, 0, 0)..=(home, u32::MAX, u64::MAX));
@@ -72,7 +73,7 @@ impl CatalogTree<'_> {
         self.state.catalog_changed.notify_one();
     }
 
-    /// What became of a writer of another node.
+    /// Returns the fate of a writer process on another node.
     #[must_use]
     pub fn fate_elsewhere(&self, writer: &WriterId) -> Option<FateOf> {
         let home = writer.home?;

@@ -1,4 +1,4 @@
-//! One file's life: open, closed or cut, mapped, sealed, and open again.
+//! Life of a file: open, closed or cut, mapped, sealed, and open again.
 //!
 //! Owns: [`File`], and what follows in it from each event. Does not own: the rules from one state to the next
 //! (`protocol::file`), where its bytes are moved (`open`, `cold`, `reclaim`), when it is sealed (the node loop).
@@ -17,34 +17,34 @@ use tidemark_protocol::residency::ReclaimClass;
 use tidemark_tier1::Backing;
 use tokio::sync::Notify;
 
-/// Processes remembered per file: forked writers of one shard, never a crowd. Later ones are left out.
+/// Most processes remembered per file: forked writers of one shard, never a crowd. Later ones are left out.
 pub(super) const MAX_WRITERS: usize = 64;
 
 /// A copy of a seal's bytes in Tier-3.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectCopy {
     pub key: String,
-    /// The file's size; the object's own is another where it is encoded.
+    /// The file's size; an encoded object has another.
     pub size_bytes: u64,
     pub encoding: Option<Arc<Encoding>>,
 }
 
 impl ObjectCopy {
-    /// As a manifest lists it.
+    /// Returns the copy that a manifest lists.
     #[must_use]
     pub fn of(file: &ManifestFile) -> Self {
         let encoding = file.encoding.clone().map(Arc::new);
         Self { key: file.key.clone(), size_bytes: file.size_bytes, encoding }
     }
 
-    /// Where its chunks lie.
+    /// Returns where the copy's chunks lie.
     #[must_use]
     pub fn layout(&self) -> ObjectLayout {
         ObjectLayout::new(self.size_bytes, self.encoding.as_deref())
     }
 }
 
-/// While one lives, someone reads a seal's bytes (to hash or to upload them): they are copied, not changed.
+/// While a hold lives, a job hashes or uploads a seal's bytes: a writer copies them instead of changing them.
 #[derive(Debug, Default)]
 pub(super) struct SealHold {
     abandoned: AtomicBool,
@@ -52,7 +52,7 @@ pub(super) struct SealHold {
 }
 
 impl SealHold {
-    /// Nobody wants what is made of these bytes any more, and their memory is needed.
+    /// Stops the readers: the result is unwanted by now, and the memory is needed.
     pub(super) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Release);
         self.told.notify_waiters();
@@ -62,7 +62,7 @@ impl SealHold {
         self.abandoned.load(Ordering::Acquire)
     }
 
-    /// Resolves when it is abandoned.
+    /// Waits until the hold is abandoned.
     pub(super) async fn abandoned(&self) {
         loop {
             let told = self.told.notified();
@@ -79,51 +79,51 @@ impl SealHold {
 pub(super) struct File {
     pub(super) id: FileId,
     pub(super) generation: Generation,
-    /// None: COLD, the bytes are elsewhere.
+    /// The file's bytes; none if it is COLD, so that they are elsewhere.
     pub(super) backing: Option<Arc<Backing>>,
-    /// Exact while nobody writes; the backing file knows better otherwise.
+    /// Exact while no writer has the file open; otherwise the backing file has the exact size.
     pub(super) size_bytes: u64,
-    /// Who may write it, and its seals.
+    /// Writers' state and seals, as `protocol::file` rules.
     pub(super) fate: FileFate,
-    /// The seal that the copy holds, and the copy.
+    /// The copy in Tier-3 with the seal that it holds.
     pub(super) object: Option<Box<(SealNumber, ObjectCopy)>>,
-    /// What the bytes say of themselves, where they begin as a format; none where they were not asked since they last changed, or by
+    /// The format's own judgement of the bytes, where they begin as a format. None if they were not judged since their last change, or by
     /// this daemon.
     pub(super) judged: Option<Option<Box<Judgement>>>,
     pub(super) writers: Vec<Arc<WriterId>>,
     pub(super) opens: u32,
     pub(super) class: ReclaimClass,
-    /// A call is changing its bytes outside the lock; others wait.
+    /// Whether a call is changing the bytes outside the lock; other calls wait.
     pub(super) busy: bool,
     pub(super) opened_ns: i64,
-    /// When its last writer let go of it.
+    /// When the last writer closed the file.
     pub(super) closed_ns: i64,
-    /// When close(2) last gave up a descriptor that could write: earlier than `closed_ns`, by much where a mapping stayed.
+    /// When close(2) last closed a descriptor that could write. A mapping that stays can make `closed_ns` much later.
     pub(super) flushed_ns: i64,
     /// When the present name was given by link or rename.
     pub(super) named_ns: i64,
-    /// The backing file's mtime at which nothing was written yet.
+    /// The backing file's mtime as long as no write has come since the last measurement.
     pub(super) baseline_ns: i64,
-    /// Counts whatever voids a ticket.
+    /// Counts all events that void a ticket.
     pub(super) changes: u64,
     pub(super) hold: Weak<SealHold>,
-    /// Sealed before this daemon started, and not looked at since: somebody may have touched the bytes meanwhile. Or found bad.
+    /// Whether the bytes need verification: found bad, or sealed before this daemon started. A process may have changed them meanwhile.
     pub(super) unverified: bool,
-    /// Just restored for an open that has not come yet.
+    /// Set if the bytes were just restored for an open that has not come yet.
     pub(super) kept_until: Option<Instant>,
-    /// Its writers are on another node.
+    /// Set if the file's writers are on another node.
     pub(super) remote: Option<Box<Remote>>,
-    /// Restored, or found here, for opens that somebody foresaw.
+    /// Set if the bytes were restored, or found here, for opens that a prefetch expects.
     pub(super) prefetched_until: Option<Instant>,
 }
 
 impl File {
-    /// Of its object, whichever seal that has.
+    /// Returns the encoding of the object copy, whichever seal that has.
     pub(super) fn encoding(&self) -> Option<&Encoding> {
         self.object.as_ref()?.1.encoding.as_deref()
     }
 
-    /// A new, empty, closed file.
+    /// Makes a new, empty, closed file.
     pub(super) fn new(
         id: FileId,
         generation: Generation,
@@ -156,12 +156,12 @@ impl File {
         }
     }
 
-    /// Which file it is, once it is sealed.
+    /// Returns the file's identity while it is sealed.
     pub(super) fn sealed_id(&self) -> Option<FileId> {
         self.fate.seal().map(|_| self.id)
     }
 
-    /// Takes an event that the order of the namespace's own calls makes lawful.
+    /// Applies an event that the order of the namespace's own calls makes lawful.
     pub(super) fn happens(&mut self, event: FileEvent) {
         if let Err(illegal) = self.fate.step(event) {
             tracing::error!(file = %self.id, %illegal, "the namespace believed otherwise of a file");
@@ -169,12 +169,12 @@ impl File {
         }
     }
 
-    /// Its bytes are in no place that is known.
+    /// Whether the bytes are in no known place.
     pub(super) fn is_lost(&self) -> bool {
         self.backing.is_none() && self.size_bytes > 0 && self.object.is_none()
     }
 
-    /// Someone reads the present seal's bytes.
+    /// Whether a job reads the present seal's bytes.
     pub(super) fn is_held(&self) -> bool {
         self.hold.strong_count() > 0
     }
@@ -187,14 +187,14 @@ impl File {
         })
     }
 
-    /// Whether its bytes lie in the backing file of this number.
+    /// Whether the bytes lie in the backing file of this number.
     pub(super) fn lies_in(&self, number: u64) -> bool {
         self.backing.as_ref().is_some_and(|backing| backing.number() == number)
     }
 
-    /// The bytes are about to change: what was said of the old ones no longer holds. `own` is the identity
-    /// the file has from now on: one of another incarnation, or one of ours that was brought back under another node,
-    /// becomes the node's own, so that no two ever number one seal.
+    /// Voids all that was known of the bytes, because they are about to change. `own` is the file's identity from now
+    /// on. An identity of another incarnation, or one of ours that was brought back under another node, becomes the
+    /// node's own, so that two files never number one seal.
     pub(super) fn unseal(&mut self, own: FileId) {
         self.happens(FileEvent::Changed);
         self.object = None;

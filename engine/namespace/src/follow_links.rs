@@ -1,16 +1,16 @@
 //! Where a path leads: symbolic links, followed as the kernel follows them.
 //!
-//! Owns: the walk. Does not own: the tree; what lies outside of the mount. Nothing there is looked at: it may lead back through the mount,
-//! which would wait for the very daemon that asks.
+//! Owns: the walk. Does not own: the tree; anything outside of the mount. The walk never accesses it: a path there may lead back through
+//! the mount, and would wait for the very daemon that asks.
 
 use super::view::NodeViews;
 use super::{NodeId, ROOT};
 use tidemark_protocol::report::path_text;
 
-/// Links followed for one path; the kernel follows as many (MAXSYMLINKS).
+/// Most links followed for one path, as many as the kernel follows (MAXSYMLINKS).
 const LINKS_MAX: usize = 40;
 
-/// What becomes of a link that is the last name of a path.
+/// Treatment of a link that is the last name of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LastLink {
     Followed,
@@ -28,11 +28,12 @@ pub enum Astray {
 }
 
 impl NodeViews<'_> {
-    /// Where `path`, relative to the mount, leads: a path without links, relative to the mount, as far as the tree has its names. What the
-    /// tree does not have stays as it is. `mount`: where the mount is, for links with absolute targets. Costs a look-up for each name.
+    /// Returns where `path`, relative to the mount, leads: a path without links, relative to the mount, as far as the tree has its names.
+    /// Names that the tree lacks stay as they are. `mount`: the mount's path, for links with absolute targets. Costs a look-up for each
+    /// name.
     ///
     /// # Errors
-    /// It leads out of the mount, or in circles.
+    /// The path leads out of the mount, or in circles.
     pub fn follow_links(&self, mount: &[u8], path: &[u8], last: LastLink) -> Result<Vec<u8>, Astray> {
         let child =
             |parent: NodeId, name: &[u8]| self.state.look(|state| state.tree.child(parent, name).ok());
@@ -40,7 +41,7 @@ impl NodeViews<'_> {
         follow(mount, path, last, child, target)
     }
 
-    /// What the symbolic link at a path, relative to the mount, says; none where there is no link.
+    /// Returns the target of the symbolic link at a path, relative to the mount; none if there is no link.
     pub fn link_at(&self, path: &[u8]) -> Option<Vec<u8>> {
         self.state.look(|state| state.tree.target(state.tree.resolve(path).ok()?).ok())
     }
@@ -59,9 +60,9 @@ fn follow(
     target: impl Fn(NodeId) -> Option<Vec<u8>>,
 ) -> Result<Vec<u8>, Astray> {
     let mount: Vec<Vec<u8>> = names(mount).map(<[u8]>::to_vec).collect();
-    // Where the walk is, from the machine's root, and the node of each name that is in the tree.
+    // Position of the walk, from the machine's root, with the node of each name that is in the tree.
     let mut at: Vec<(Vec<u8>, Option<NodeId>)> = Vec::new();
-    // The names that are left, the next one last. An absolute path, so that a link may lead out of the mount and back.
+    // Names left, the next one last. The path is absolute, so that a link may lead out of the mount and back.
     let mut left: Vec<Vec<u8>> = names(path).rev().map(<[u8]>::to_vec).collect();
     left.extend(mount.iter().rev().cloned());
     let mut links = 0;

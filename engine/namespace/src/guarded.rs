@@ -1,9 +1,9 @@
 //! The state under its lock, and what follows a change of it.
 //!
-//! Owns: the one mutex, whom a change wakes or tells, that a call returns once what it changed is journaled. Does not own: what is changed
-//! ([`State`]), the journal's files and order (`journal`).
+//! Owns: the one mutex, which waiters a change wakes or notifies, and that a call returns once its changes are journaled. Does not own:
+//! what is changed ([`State`]), the journal's files and order (`journal`).
 //!
-//! [`Guarded`] knows whose state it is and what time it is there: all that most calls need besides.
+//! [`Guarded`] also knows the node's incarnation and clock. Most calls need no more than that.
 
 use super::journal::Journal;
 use super::node::Body;
@@ -17,17 +17,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use tidemark_protocol::id::{FileCounter, FileId, Incarnation};
 
-/// How long a call waits for another that changes the same file's bytes: a copy of 100 GB takes about 20 s.
+/// How long a call waits for another that changes the same file's bytes. A copy of 100 GB takes about 20 s.
 const BUSY_WAIT: Duration = Duration::from_secs(60);
 
-/// Threads that wait, so that a change wakes somebody only where there is one.
+/// Waiting threads, counted so that a change wakes a thread only if one waits.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    /// For changed nodes.
+    /// Threads that wait for changed nodes.
     watching: u32,
-    /// For a busy file, or a last release.
+    /// Threads that wait for a busy file, or for a last release.
     waiting: u32,
-    /// Something that those may wait for has happened.
+    /// Whether an event has happened for which `waiting` threads may wait.
     pub(super) woken: bool,
 }
 
@@ -36,19 +36,19 @@ pub(super) struct Guarded {
     pub(super) incarnation: Incarnation,
     clock: Clock,
     state: Mutex<State>,
-    /// Wakes those who wait for a busy file or for a last release.
+    /// Wakes the threads that wait for a busy file or for a last release.
     changed: Condvar,
     /// Wakes the node loop.
     dirtied: Condvar,
-    /// Wakes whoever tells other nodes.
+    /// Wakes the task that publishes to other nodes.
     pub(super) told: tokio::sync::Notify,
-    /// Wakes whoever keeps the coordinator's tree elsewhere.
+    /// Wakes the task that keeps the coordinator's tree elsewhere.
     pub(super) catalog_changed: tokio::sync::Notify,
-    /// Told of each name that no request took away: the kernel may remember it.
+    /// Notified of each name that was removed without a request: the kernel may remember it.
     pub(super) withdrawn: OnceLock<Withdrawn>,
     pub(super) journal: Mutex<Journal>,
     pub(super) journal_bytes: u64,
-    /// Knows how processes ended, which a snapshot in the journal tells with the files that name them.
+    /// Ends of processes, which a snapshot in the journal lists with the files that name them.
     pub(super) writers: Arc<WriterCache>,
 }
 
@@ -81,12 +81,12 @@ impl Guarded {
         }
     }
 
-    /// Nanoseconds since 1970 by this node's clock.
+    /// Returns nanoseconds since 1970 by this node's clock.
     pub(super) fn now_ns(&self) -> i64 {
         self.clock.now_ns()
     }
 
-    /// Waits until something changed that nobody took yet, or until `timeout` has passed. Whether something did.
+    /// Waits until a change exists that was not taken yet, or until `timeout` has passed. Returns whether there is one.
     pub(super) fn wait_dirty(&self, timeout: Duration) -> bool {
         let mut state = self.lock();
         state.waiters.watching += 1;
@@ -102,13 +102,13 @@ impl Guarded {
         self.state.lock().expect(UNPOISONED)
     }
 
-    /// Looks at the state; changes nothing that the journal holds.
+    /// Runs `f` on the state, in which it may change only what the journal does not hold.
     pub(super) fn look<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         f(&mut self.lock())
     }
 
     /// Changes the state: `f` checks first and changes only when it will succeed. Afterwards, outside the lock,
-    /// what changed is journaled, and then what is no longer named is dropped.
+    /// journals the changes, and then drops what no name leads to any more.
     pub(super) fn change<R>(&self, f: impl FnOnce(&mut State) -> Result<R, FsError>) -> Result<R, FsError> {
         let mut state = self.lock();
         let result = f(&mut state);
@@ -143,7 +143,7 @@ impl Guarded {
         Ok(value)
     }
 
-    /// Waits, at most until `deadline`, for something to change. False when the time is up.
+    /// Waits, at most until `deadline`, for something to change. Returns false when the time is up.
     pub(super) fn wait_change<'a>(
         &self,
         mut state: MutexGuard<'a, State>,
@@ -163,7 +163,7 @@ impl Guarded {
         (state, true)
     }
 
-    /// Waits, bounded, until nobody changes the bytes of `node`.
+    /// Waits, up to [`BUSY_WAIT`], until no call changes the bytes of `node`.
     pub(super) fn settle(&self, node: NodeId) -> Result<MutexGuard<'_, State>, FsError> {
         let deadline = Instant::now() + BUSY_WAIT;
         let mut state = self.lock();
@@ -180,8 +180,8 @@ impl Guarded {
         }
     }
 
-    /// Calls `act` for every node but the root, in the order of their numbers. Costs a pass over all nodes, in slices of the lock: a node that
-    /// is made meanwhile may be among them.
+    /// Calls `act` for every node but the root, in the order of their numbers. Costs a pass over all nodes, in slices of the lock. A node
+    /// that is made meanwhile may be among them.
     pub(super) fn for_each_node(&self, mut act: impl FnMut(&mut State, NodeId)) {
         let mut after: NodeId = ROOT;
         loop {
@@ -199,18 +199,19 @@ impl Guarded {
         }
     }
 
-    /// Bytes of snapshot that the journal admits: a quarter of a file is left for what comes after one.
+    /// Returns how many bytes of snapshot the journal admits. A quarter of a file is left for the changes after the
+    /// snapshot.
     pub(super) fn weight_limit(&self) -> u64 {
         self.journal_bytes / 4 * 3
     }
 
-    /// The identity that a file of this incarnation has at `node`.
+    /// Returns the identity that a file of this incarnation has at `node`.
     pub(super) fn file_id(&self, node: NodeId) -> FileId {
         own_file(self.incarnation, node)
     }
 }
 
-/// The identity that a file of incarnation `own` has at `node`.
+/// Returns the identity that a file of incarnation `own` has at `node`.
 pub(super) fn own_file(own: Incarnation, node: NodeId) -> FileId {
     FileId { incarnation: own, counter: FileCounter(node) }
 }

@@ -1,4 +1,4 @@
-//! Handles: who has what open.
+//! Handles: open files and their callers.
 //!
 //! Owns: handle numbers, open counts, FLUSH and RELEASE, fsync, fallocate.
 //! Does not own: opening (`open`), what a closed file becomes next (`seal`).
@@ -20,22 +20,23 @@ pub struct OpenFile {
     pub backing: Arc<Backing>,
     pub writable: bool,
     pub node: NodeId,
-    /// Saved over, it is expected to reach so many bytes, and there was no room for them; 0 otherwise. See [`HostRoom::wait_for_expected`](super::HostRoom::wait_for_expected).
+    /// Number of bytes that a file which is saved over is expected to reach, if there was no room for them; 0 otherwise. See
+    /// [`HostRoom::wait_for_expected`](super::HostRoom::wait_for_expected).
     pub awaits_bytes: u64,
 }
 
-/// One entry of a listing.
+/// An entry of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirEntry {
     pub name: Vec<u8>,
     pub node: NodeId,
     pub ino: u64,
     pub kind: Kind,
-    /// Pass it back to go on after this entry.
+    /// Cookie to pass back in order to go on after this entry.
     pub cookie: u64,
 }
 
-/// What statfs(2) shows; sizes in bytes.
+/// Figures of statfs(2); sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statfs {
     pub size_bytes: u64,
@@ -57,22 +58,22 @@ pub(super) struct Handle {
     pub(super) node: NodeId,
     pub(super) writable: bool,
     pub(super) closing: Closing,
-    /// When its last FLUSH came; opened, before the first.
+    /// When the last FLUSH came; before the first, when the handle was opened.
     pub(super) flushed_ns: i64,
 }
 
-/// All open handles. A handle's backing file is its node's: it does not change while a handle is open.
+/// All open handles. A handle's backing file is its node's, and does not change while a handle is open.
 #[derive(Debug, Default)]
 pub(super) struct HandleTable {
     open: BTreeMap<u64, Handle>,
     last: u64,
     /// The handles that programs run from, with their nodes; nearly always empty.
     running: Vec<(u64, NodeId)>,
-    /// The handles that were made with their files, the latest of them.
+    /// The latest handles that were made together with their files.
     made: Made,
 }
 
-/// More than there are threads that answer a create.
+/// Handles remembered as made with their files: more than there are threads that answer a create.
 const MADE_KEPT: usize = 64;
 
 #[derive(Debug)]
@@ -91,17 +92,17 @@ impl Made {
 }
 
 impl HandleTable {
-    /// The kernel keeps the handle that execve(2) opened until the program ends.
+    /// Notes a handle that execve(2) opened. The kernel keeps it until the program ends.
     pub(super) fn runs(&mut self, fh: u64, node: NodeId) {
         self.running.push((fh, node));
     }
 
-    /// A handle was made together with its file.
+    /// Notes that a handle was made together with its file.
     pub(super) fn made(&mut self, fh: u64) {
         self.made.0[Made::place(fh)] = fh;
     }
 
-    /// Whether that is known of a handle; only of the latest.
+    /// Whether a handle is known to have been made with its file; only for the latest.
     fn has_made(&self, fh: u64) -> bool {
         self.made.0[Made::place(fh)] == fh
     }
@@ -112,7 +113,7 @@ impl HandleTable {
 }
 
 impl State {
-    /// Counts an open and gives it a number. Bytes are here.
+    /// Counts an open and gives it a number. The bytes must be here.
     pub(super) fn open_handle(
         &mut self,
         node: NodeId,
@@ -143,7 +144,7 @@ impl State {
         Ok(OpenFile { fh, backing, writable, node, awaits_bytes: 0 })
     }
 
-    /// Opens a handle for a request, and notes that this is its answer.
+    /// Opens a handle for a request, and notes the handle as the request's answer.
     pub(super) fn open_for(
         &mut self,
         caller: &Caller,
@@ -165,13 +166,13 @@ impl HandleTable {
         self.open.get(&fh).copied()
     }
 
-    /// Takes a journaled handle up.
+    /// Recovers a journaled handle.
     pub(super) fn put(&mut self, fh: u64, handle: Handle) {
         self.last = self.last.max(fh);
         self.open.insert(fh, handle);
     }
 
-    /// No number up to this one is given again.
+    /// Reserves all numbers up to this one, so that none is assigned again.
     pub(super) fn given(&mut self, fh: u64) {
         self.last = self.last.max(fh);
     }
@@ -185,7 +186,7 @@ pub struct HandleCalls<'a> {
 }
 
 impl HandleCalls<'_> {
-    /// What a handle opened, for an adapter that serves reads and writes itself.
+    /// Returns the file that a handle opened, for an adapter that serves reads and writes itself.
     pub fn handle(&self, fh: u64) -> Option<OpenFile> {
         self.state.look(|state| {
             let handle = state.handles.open.get(&fh)?;
@@ -195,14 +196,15 @@ impl HandleCalls<'_> {
         })
     }
 
-    /// A descriptor of this handle was closed; `cut` when the kernel did it for a process being killed.
+    /// Handles the close of one of the handle's descriptors; `cut` when the kernel closed it for a process being
+    /// killed.
     ///
     /// # Errors
     /// [`FsError::BadHandle`]; [`FsError::Io`] once the daemon keeps nothing more.
     pub fn flush(&self, fh: u64, caller: &Caller, cut: bool) -> Result<(), FsError> {
         self.state.change(|state| {
             let handle = state.handles.open.get_mut(&fh).ok_or(FsError::BadHandle)?;
-            // Under the lock: what was answered before writers were refused is seen by who looks after that.
+            // Checked under the lock: a caller that looks after writers were refused sees every answer given before.
             if handle.writable && self.namespace.gate.are_writers_refused() {
                 return Err(FsError::Io);
             }
@@ -211,14 +213,15 @@ impl HandleCalls<'_> {
             if handle.writable {
                 let node = handle.node;
                 state.session.touched.handles.insert(fh);
-                // Close-to-open over nodes: RELEASE may come after somebody elsewhere has looked.
+                // RELEASE may come only after another node has asked for the size, and close-to-open must hold over
+                // nodes.
                 state.outgoing.tell_size(node);
             }
             Ok(())
         })
     }
 
-    /// Closes a handle that no program got, as a program would: its file stays, closed.
+    /// Closes a handle that no program got as a program would: its file stays, closed.
     ///
     /// # Errors
     /// [`FsError::BadHandle`]; [`FsError::Io`] once the daemon keeps nothing more.
@@ -227,8 +230,8 @@ impl HandleCalls<'_> {
         self.release(fh)
     }
 
-    /// Takes back a handle that no program got: nothing was written through it, so it leaves no cut file. A file that was made
-    /// for it goes again, since a failed open changes nothing.
+    /// Undoes an open that no program got. No byte was written through the handle, so it leaves no cut file. A file that was made for it is
+    /// removed, since a failed open changes nothing.
     ///
     /// # Errors
     /// [`FsError::BadHandle`].
@@ -248,13 +251,13 @@ impl HandleCalls<'_> {
         self.namespace.names().unlink(&self.nobody(), parent, &name)
     }
 
-    /// The daemon itself, now.
+    /// Returns the daemon itself as the caller, now.
     fn nobody(&self) -> Caller {
         Caller { uid: 0, gid: 0, pid: 0, now_ns: self.state.now_ns(), request: 0 }
     }
 
-    /// The handle's last descriptor is gone. The last writer's release makes the file closed, or cut when its
-    /// last FLUSH came from a process being killed, or never came: what was not seen closed is not.
+    /// Handles the loss of the handle's last descriptor. The last writer's release makes the file closed. If its last
+    /// FLUSH came from a process being killed, or never came, the file becomes cut: an unseen close does not count.
     ///
     /// # Errors
     /// [`FsError::BadHandle`].
@@ -291,15 +294,15 @@ impl HandleCalls<'_> {
                     }
                     state.tree.mark(handle.node);
                 }
-                // The other writers do not mend what was cut, nor does a daemon that takes them over.
+                // A cut stays, whatever other writers do, and after a daemon takes them over.
                 state.tree.touched.node(handle.node);
             }
             state.waiters.woken = true;
             state.release_unreachable(handle.node);
             Ok(())
         });
-        // The space made ready beyond the end is given back at once and not at the seal: a burst of small files must
-        // not fill Tier-1. A writer that came meanwhile keeps it, and the trim is refused.
+        // Gives the space made ready beyond the end back at once and not at the seal: a burst of small files must not
+        // fill Tier-1. If a writer came meanwhile, it keeps the space, and the trim is refused.
         if let Some(backing) = closed
             && let Err(error) = backing.trim()
             && error.kind() != std::io::ErrorKind::ResourceBusy
@@ -309,7 +312,7 @@ impl HandleCalls<'_> {
         released
     }
 
-    /// The journal has what was done to this handle's file when this returns. It says nothing of the file being whole:
+    /// Waits until the journal has all changes of this handle's file. A return does not mean that the file is whole:
     /// trainers sync in the middle of a write.
     ///
     /// # Errors
@@ -368,7 +371,7 @@ impl HandleCalls<'_> {
         })
     }
 
-    /// All open handles, for an adapter that takes a session up.
+    /// Returns all open handles, for an adapter that recovers a session.
     pub fn open_files(&self) -> Vec<OpenFile> {
         let handles = self.state.look(|state| state.handles.numbers());
         handles.into_iter().filter_map(|fh| self.handle(fh)).collect()
@@ -391,7 +394,7 @@ mod tests {
     use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
 
     const ROOT: NodeId = 1;
-    /// What the daemon's clock says when it gets to a RELEASE.
+    /// The daemon's clock when it handles a RELEASE.
     const RELEASED_NS: i64 = 1_000_000;
 
     fn caller(now_ns: i64) -> Caller {
@@ -430,7 +433,7 @@ mod tests {
         assert_eq!(next.nodes().view(shard.node).unwrap().closed_ns, RELEASED_NS);
     }
 
-    /// Where the kernel cannot be given an open file, nothing was written through it.
+    /// The kernel never got this handle, so no byte was written through it.
     #[test]
     fn an_open_that_no_program_got_leaves_nothing_behind_and_cuts_nothing() {
         let directory = tempfile::tempdir().unwrap();

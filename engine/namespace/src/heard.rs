@@ -1,11 +1,11 @@
-//! What this node has heard as the coordinator: in which epoch its tree is the catalog, how far each life's publications are in it, and which
+//! Knowledge of this node as the coordinator: in which epoch its tree is the catalog, how far each life's publications are in it, and which
 //! of its nodes were made while a life counted as lost.
 //!
-//! Owns: all three, and that they are journaled with what they speak of. Does not own: taking publications and verdicts (control's
-//! catalog), the tree.
+//! Owns: all three, and that they are journaled with the changes that they describe. Does not own: accepting publications and verdicts
+//! (control's catalog), the tree.
 //!
-//! A coordinator whose daemon is killed begins again with the tree that it had, and nobody has to make names anew: among those might be
-//! names that were taken away since. What is kept of that tree elsewhere is older, and would undo what this node did last.
+//! A coordinator whose daemon is killed begins again with its own tree, so no node has to publish its names again: among those might be
+//! names that were removed since. The tree that is kept elsewhere is older, and would undo this node's last operations.
 
 use super::NodeId;
 use super::catalog::CatalogTree;
@@ -14,42 +14,44 @@ use std::ops::Range;
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::key::NodeLife;
 
-/// How far the publications of a life are in the tree.
+/// Progress of a life's publications in the tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Taken {
-    /// The last that was begun.
+    /// Number of the last publication that was begun.
     pub(super) publication: u64,
-    /// Its operations before this one are carried out.
+    /// Number of its operations carried out so far, while it is not whole.
     pub(super) operations: u64,
-    /// All that it says is in the tree.
+    /// Whether all of that publication is in the tree.
     pub(super) whole: bool,
 }
 
 impl Taken {
-    /// The last publication of which everything is in the tree.
+    /// Returns the last publication that is in the tree as a whole.
     fn last(&self) -> Option<u64> {
         self.publication.checked_sub(u64::from(!self.whole)).filter(|last| *last > 0)
     }
 }
 
-/// Lives that were given up and may come back: more than a cluster loses at once. An entry is some 60 bytes, here and in the journal.
+/// Most lives remembered that were declared lost and may come back: more than a cluster loses at once. An entry has some 60 bytes, here and
+/// in the journal.
 const AWAY_MAX: usize = 1024;
 
-/// The nodes of the tree that are others', for each life that was given up, until it has told everything since.
+/// The tree's nodes that belong to others, for each life declared lost, until that life has published everything since.
 #[derive(Debug, Default)]
 struct Away {
     made: BTreeMap<NodeLife, Range<NodeId>>,
-    /// What the journal does not know.
+    /// Lives whose entry changed and is not journaled yet.
     touched: BTreeSet<NodeLife>,
 }
 
 impl Away {
-    /// What a journal tells of.
+    /// Recovers the entries from a journal.
     fn found(made: BTreeMap<NodeLife, Range<NodeId>>) -> Self {
         Self { made, touched: BTreeSet::new() }
     }
 
-    /// From now on everything that is made is others'. `next`: the node that is made next. A life that was away already has been since then.
+    /// Declares a life lost: all nodes made from now on, `next` being the first, belong to others. A life that is away already keeps its
+    /// first node.
     fn gives_up(&mut self, life: &NodeLife, next: NodeId) {
         let is_away = self.made.get(life).is_some_and(|made| made.end == NodeId::MAX);
         if is_away {
@@ -64,7 +66,7 @@ impl Away {
         }
     }
 
-    /// A life that was given up is back.
+    /// Notes that a lost life is back.
     fn is_back(&mut self, life: &NodeLife, next: NodeId) {
         if let Some(made) = self.made.get_mut(life).filter(|made| made.end == NodeId::MAX) {
             made.end = next;
@@ -72,42 +74,42 @@ impl Away {
         }
     }
 
-    /// It has told everything.
+    /// Forgets a life that has published everything.
     fn told_all(&mut self, life: &NodeLife) {
         if self.made.remove(life).is_some() {
             self.touched.insert(life.clone());
         }
     }
 
-    /// A journal that tells of another epoch forgets them.
+    /// Marks all entries for the journal, which forgets them when it records another epoch.
     fn touch_all(&mut self) {
         self.touched.extend(self.made.keys().cloned());
     }
 }
 
-/// What was heard.
+/// Knowledge of this node as the coordinator.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
     /// The epoch in which this tree is the catalog.
     epoch: Option<Epoch>,
     lives: BTreeMap<NodeLife, Taken>,
     away: Away,
-    /// What the journal does not know.
+    /// Lives whose progress changed and is not journaled yet.
     touched: BTreeSet<NodeLife>,
     epoch_touched: bool,
 }
 
-/// What is to be journaled, in this order.
+/// Changes to be journaled, in this order.
 #[derive(Debug)]
 pub(super) struct Unjournaled {
     pub(super) epoch: Option<Option<Epoch>>,
     pub(super) lives: Vec<(NodeLife, Taken)>,
-    /// None of a life that is away no more.
+    /// None as the range of a life that is not away any more.
     pub(super) away: Vec<(NodeLife, Option<Range<NodeId>>)>,
 }
 
 impl Heard {
-    /// What a journal tells of.
+    /// Recovers the knowledge from a journal.
     pub(super) fn found(
         epoch: Option<Epoch>,
         lives: BTreeMap<NodeLife, Taken>,
@@ -116,7 +118,7 @@ impl Heard {
         Self { epoch, lives, away: Away::found(away), ..Self::default() }
     }
 
-    /// The nodes that were made while a life counted as lost.
+    /// Returns the nodes that were made while a life counted as lost.
     pub(super) fn made_while_away(&self, life: &NodeLife) -> Option<&Range<NodeId>> {
         self.away.made.get(life)
     }
@@ -126,7 +128,8 @@ impl Heard {
         self.touched.insert(life.clone());
     }
 
-    /// How many operations of a publication are carried out already: a coordinator before this daemon was killed in the middle of it.
+    /// Returns how many operations of a publication are carried out already. An earlier daemon of this coordinator may have been killed in
+    /// the middle of it.
     pub(super) fn done(&self, life: &NodeLife, publication: u64) -> usize {
         let taken = self.lives.get(life).filter(|taken| taken.publication == publication);
         taken.map_or(0, |taken| usize::try_from(taken.operations).unwrap_or(usize::MAX))
@@ -136,7 +139,7 @@ impl Heard {
         self.epoch_touched || !self.touched.is_empty() || !self.away.touched.is_empty()
     }
 
-    /// What the journal does not know; it is taken for journaled.
+    /// Takes the changes that are not journaled yet; from now on they count as journaled.
     pub(super) fn unjournaled(&mut self) -> Unjournaled {
         let touched = std::mem::take(&mut self.touched);
         let lives = touched.into_iter().filter_map(|life| {
@@ -152,24 +155,25 @@ impl Heard {
         Unjournaled { epoch: std::mem::take(&mut self.epoch_touched).then_some(self.epoch), lives, away }
     }
 
-    /// All of it, for a snapshot.
+    /// Returns everything, for a snapshot.
     pub(super) fn snapshot(&self) -> Unjournaled {
         let lives = self.lives.iter().map(|(life, taken)| (life.clone(), *taken));
         let away = self.away.made.iter().map(|(life, made)| (life.clone(), Some(made.clone())));
         Unjournaled { epoch: Some(self.epoch), lives: lives.collect(), away: away.collect() }
     }
 
-    /// The operations of a publication before this one are carried out, in the same change.
+    /// Notes that a publication's first `operations` are carried out, in the same change as these.
     pub(super) fn note_done(&mut self, life: &NodeLife, publication: u64, operations: usize) {
         self.set(life, Taken { publication, operations: operations as u64, whole: false });
     }
 }
 
 impl CatalogTree<'_> {
-    /// This tree is the catalog from now on, and has the publications of each life up to these. Of which epoch, where it has all names; otherwise
-    /// [`CatalogTree::has_catalog_of`] says it: a daemon that takes over before that must not take this tree for all there is.
+    /// Makes this tree the catalog from now on, with each life's publications up to these. `epoch`: the catalog's, if the tree has all its
+    /// names. Otherwise [`CatalogTree::has_catalog_of`] sets it later: a daemon that takes over before that must not take this tree for
+    /// complete.
     ///
-    /// `own`: it was the catalog before, and nobody else's was since. Then lives that were given up are away still.
+    /// `own`: this tree was the catalog before, and no other was since. Then lives that were declared lost are away still.
     pub fn becomes_catalog_of(&self, epoch: Option<Epoch>, published: &BTreeMap<NodeLife, u64>, own: bool) {
         self.note_heard(|heard| {
             let before = std::mem::replace(heard, Heard { epoch, epoch_touched: true, ..Heard::default() });
@@ -185,17 +189,17 @@ impl CatalogTree<'_> {
         });
     }
 
-    /// The tree has all names of the catalog of this epoch.
+    /// Notes that the tree has all names of the catalog of this epoch.
     pub fn has_catalog_of(&self, epoch: Epoch) {
         self.note_heard(|heard| {
             (heard.epoch, heard.epoch_touched) = (Some(epoch), true);
-            // A journal that tells of another epoch forgets what was heard before.
+            // When a journal records another epoch, it forgets all earlier knowledge.
             heard.touched.extend(heard.lives.keys().cloned());
             heard.away.touch_all();
         });
     }
 
-    /// Another node's tree is the catalog.
+    /// Forgets everything: another node's tree is the catalog.
     pub fn is_catalog_no_more(&self) {
         self.note_heard(|heard| {
             let knew = heard.epoch.is_some() || !heard.lives.is_empty() || !heard.away.made.is_empty();
@@ -203,13 +207,13 @@ impl CatalogTree<'_> {
         });
     }
 
-    /// The epoch in which this tree was the catalog, if no other was since.
+    /// Returns the epoch in which this tree was the catalog, if no other was since.
     #[must_use]
     pub fn catalog_of(&self) -> Option<Epoch> {
         self.state.look(|state| state.heard.epoch)
     }
 
-    /// The last publication of each life that the tree has.
+    /// Returns the last publication of each life that is in the tree as a whole.
     #[must_use]
     pub fn heard_publications(&self) -> BTreeMap<NodeLife, u64> {
         self.state.look(|state| {
@@ -218,12 +222,12 @@ impl CatalogTree<'_> {
         })
     }
 
-    /// All that a publication says is in the tree.
+    /// Notes that all of a publication is in the tree.
     pub fn took_publication(&self, life: &NodeLife, publication: u64) {
         self.note_heard(|heard| heard.set(life, Taken { publication, operations: 0, whole: true }));
     }
 
-    /// Nothing is known of a life's publications any more.
+    /// Forgets a life's publications.
     pub fn forget_publications(&self, life: &NodeLife) {
         self.note_heard(|heard| {
             if heard.lives.contains_key(life) {
@@ -232,24 +236,25 @@ impl CatalogTree<'_> {
         });
     }
 
-    /// Nothing is expected from a life any more: what is made from now on is others', and keeps its names if it comes back.
+    /// Declares a life lost: nodes made from now on belong to others, and keep their names if it comes back.
     pub fn gives_up(&self, life: &NodeLife) {
         let next = self.next_node();
         self.note_heard(|heard| heard.away.gives_up(life, next));
     }
 
-    /// A life is let in. What is made from now on may be its own.
+    /// Readmits a life. Nodes made from now on may be its own.
     pub fn is_back(&self, life: &NodeLife) {
         let next = self.next_node();
         self.note_heard(|heard| heard.away.is_back(life, next));
     }
 
-    /// A life has told how everything stands.
+    /// Notes that a life has published the state of all its files.
     pub fn told_all(&self, life: &NodeLife) {
         self.note_heard(|heard| heard.away.told_all(life));
     }
 
-    /// The numbers of the nodes that were made while a life counted as lost, where it has not told everything since. These are others'.
+    /// Returns the numbers of the nodes made while a life counted as lost, if it has not published everything since. Such nodes belong to
+    /// others.
     #[must_use]
     pub fn made_while_away(&self, life: &NodeLife) -> Option<Range<NodeId>> {
         self.state.look(|state| state.heard.made_while_away(life).cloned())
@@ -266,7 +271,7 @@ impl CatalogTree<'_> {
         }
     }
 
-    /// The number of the node that is made next: numbers only rise.
+    /// Returns the number of the node that is made next. Numbers only rise.
     #[must_use]
     pub fn next_node(&self) -> NodeId {
         self.state.look(|state| state.tree.next)
@@ -288,7 +293,7 @@ mod tests {
         away.is_back(&life, 5);
         assert_eq!((away.made.get(&life), away.touched.len()), (None, 0), "it was never given up");
         away.gives_up(&life, 10);
-        // A coordinator that begins again gives it up again.
+        // A coordinator that begins again declares the life lost again.
         away.gives_up(&life, 15);
         assert_eq!(away.made.get(&life), Some(&(10..NodeId::MAX)));
         away.is_back(&life, 20);

@@ -1,10 +1,10 @@
-//! Names that are out of sight: what can never be complete, below a directory that no listing of the root shows.
+//! Hidden names: checkpoints that can never be complete, below a directory that no listing of the root shows.
 //!
-//! Owns: taking names there and back, and dropping what lies there when memory is short. Does not own: what goes there and
-//! why (`node::shield`), the way in, `.tidemark/torn` (the adapter).
+//! Owns: moving names there and back, and dropping hidden files when memory is short. Does not own: which names are hidden and why
+//! (`node::shield`), the path to them, `.tidemark/torn` (the adapter).
 //!
-//! The directory is an ordinary one of the tree under a name that nothing else may have, so that the journal, a takeover and
-//! every call on what lies in it need nothing of their own. Only the node loop and Tier-3 do not see it.
+//! The directory is an ordinary one of the tree under a reserved name. The journal, a takeover and every call on the hidden files therefore
+//! treat it as any other. Only the node loop and Tier-3 ignore it.
 
 use super::file::File;
 use super::guarded::Guarded;
@@ -18,7 +18,7 @@ use tidemark_protocol::file::FileFate;
 use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation, SealNumber};
 use tidemark_protocol::path::RelPath;
 
-/// The name in the root; the adapter's virtual directory stands in front of it.
+/// Name in the root; the adapter's virtual directory stands in front of it.
 pub const HIDDEN: &[u8] = b".tidemark";
 /// Torn checkpoints, each at its own path.
 pub(super) const TORN: &[u8] = b"torn";
@@ -27,7 +27,7 @@ const NEW: &[u8] = b"new";
 /// Nodes removed in one hold of the lock.
 const REMOVED_AT_ONCE: usize = 256;
 
-/// A directory that the adapter shows in its virtual one; look its name up in `parent`.
+/// A directory that the adapter shows in its virtual one; its name is looked up in `parent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HiddenDirectory {
     pub parent: NodeId,
@@ -35,25 +35,25 @@ pub struct HiddenDirectory {
     pub node: NodeId,
 }
 
-/// Whether a path, relative to the mount, is out of sight.
+/// Whether a path, relative to the mount, is hidden.
 #[must_use]
 pub fn is_hidden(path: &[u8]) -> bool {
     path.strip_prefix(HIDDEN).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
 }
 
-/// Where the torn checkpoint of that path lies.
+/// Returns where the torn checkpoint of a path lies.
 #[must_use]
 pub fn torn_path(path: &RelPath) -> Vec<u8> {
     [HIDDEN, TORN, path.as_bytes()].join(&b'/')
 }
 
-/// The path that a torn checkpoint had in the tree.
+/// Returns the path that a torn checkpoint had in the tree.
 #[must_use]
 pub fn path_of_torn(hidden: &[u8]) -> Option<&[u8]> {
     hidden.strip_prefix(HIDDEN)?.strip_prefix(b"/")?.strip_prefix(TORN)?.strip_prefix(b"/")
 }
 
-/// Names that the daemon takes out of sight, and out of the tree.
+/// Calls that hide names, or remove them from the tree, on the daemon's behalf.
 #[derive(Debug, Clone, Copy)]
 pub struct HiddenNames<'a> {
     pub(super) state: &'a Guarded,
@@ -61,7 +61,7 @@ pub struct HiddenNames<'a> {
 }
 
 impl HiddenNames<'_> {
-    /// The directory of what is torn, if anything ever was.
+    /// Returns the directory of torn checkpoints, if there ever was one.
     #[must_use]
     pub fn torn_directory(&self) -> Option<HiddenDirectory> {
         let parent = NodeViews { state: self.state }.node_at(HIDDEN)?;
@@ -69,14 +69,14 @@ impl HiddenNames<'_> {
         Some(HiddenDirectory { parent, name: TORN, node })
     }
 
-    /// All files that are out of sight, with the paths that they have there.
+    /// Returns all hidden files with their hidden paths.
     #[must_use]
     pub fn torn_files(&self) -> Vec<FileView> {
         NodeViews { state: self.state }.views_below(&[HIDDEN, TORN].join(&b'/'))
     }
 
-    /// Takes a name out of sight, whatever it stands for; what was torn under it before is dropped. Files that are open
-    /// stay so, and the directory keeps its times: jobs rotate by them.
+    /// Hides a name, whatever it stands for, and drops what was hidden under that name before. Files that are open stay
+    /// so, and the directory keeps its times, because jobs rotate by them.
     ///
     /// # Errors
     /// [`FsError::NotFound`]; [`FsError::Io`] when the journal cannot be written.
@@ -87,7 +87,7 @@ impl HiddenNames<'_> {
         Ok(())
     }
 
-    /// Whether somebody has a file open that has only names out of sight.
+    /// Whether a process has a file open all of whose names are hidden.
     #[must_use]
     pub fn is_open_out_of_sight(&self, file: FileId) -> bool {
         self.state.look(|state| {
@@ -100,7 +100,7 @@ impl HiddenNames<'_> {
         })
     }
 
-    /// Puts a name back that [`HiddenNames::hide`] took.
+    /// Puts a name back that [`HiddenNames::hide`] hid.
     ///
     /// # Errors
     /// [`FsError::NotFound`]; [`FsError::Exists`] when something has the name.
@@ -111,7 +111,7 @@ impl HiddenNames<'_> {
         Ok(())
     }
 
-    /// Drops what [`HiddenNames::hide`] took under that name.
+    /// Drops what [`HiddenNames::hide`] hid under a name.
     ///
     /// # Errors
     /// [`FsError::Io`] when the journal cannot be written.
@@ -122,8 +122,8 @@ impl HiddenNames<'_> {
         Ok(())
     }
 
-    /// Takes the file at `path` out of sight, and gives its name to a new, closed file with these bytes and its mode and owner. A
-    /// look-up finds the one or the other.
+    /// Hides the file at `path`, and gives its name to a new, closed file with these bytes and the old file's mode and owner. A look-up
+    /// finds one or the other.
     ///
     /// # Errors
     /// [`FsError::NoSpace`], [`FsError::NotFound`] for a name that is gone, [`FsError::ReadOnly`] at the end.
@@ -158,8 +158,8 @@ impl HiddenNames<'_> {
         Ok(())
     }
 
-    /// Drops all that is out of sight and not open: a save that waits for memory is worth more than what can never be
-    /// complete.
+    /// Drops all hidden files that are not open: a save that waits for memory is worth more than a checkpoint that can
+    /// never be complete.
     pub fn drop_hidden(&self) {
         let files = self.torn_files().len();
         if files == 0 {
@@ -183,7 +183,7 @@ impl HiddenNames<'_> {
         self.state.change(|state| state.tree.quietly().move_name(from, to, now_ns))
     }
 
-    /// Removes what a path names and all below it, in slices of the lock. A file that is open goes with its last handle.
+    /// Removes the node at a path and all below it, in slices of the lock. An open file goes with its last handle.
     fn remove_below(&self, path: &[u8]) -> Result<(), FsError> {
         let now_ns = self.state.now_ns();
         loop {
@@ -212,7 +212,7 @@ impl HiddenNames<'_> {
         }
     }
 
-    /// The kernel remembers names for a while.
+    /// Notifies the kernel of a name that is gone, because the kernel remembers names for a while.
     fn tell_gone(&self, path: &[u8]) {
         let Some(told) = self.state.withdrawn.get() else { return };
         if let Ok((parent, name)) = self.state.look(|state| state.tree.split(path)) {
@@ -221,13 +221,13 @@ impl HiddenNames<'_> {
     }
 }
 
-/// Whether every name of a node is out of sight.
+/// Whether every name of a node is hidden.
 pub(super) fn is_out_of_sight(tree: &Tree, node: NodeId) -> bool {
     let Ok(found) = tree.node(node) else { return false };
     found.links().filter_map(|link| tree.path(link)).all(|path| is_hidden(&path))
 }
 
-/// The path of a name in a directory.
+/// Returns the path of a name in a directory; none if it is hidden or the directory has no path.
 pub(super) fn path_in(tree: &Tree, parent: NodeId, name: &[u8]) -> Option<Vec<u8>> {
     let path = if parent == ROOT {
         name.to_vec()
@@ -267,7 +267,7 @@ fn write_all(open: &OpenFile, bytes: &[u8]) -> Result<(), FsError> {
 }
 
 impl State {
-    /// Gives a file's bytes and names to a new node, so that its identity is free for what it was before.
+    /// Gives a file's bytes and names to a new node, which frees the file's identity for its earlier seal.
     ///
     /// [`FsError::Busy`] while it is open: then its handles need it as it is.
     pub(super) fn renew(&mut self, old: NodeId, own: Incarnation, now_ns: i64) -> Result<NodeId, FsError> {
@@ -294,7 +294,7 @@ impl State {
         self.tree.insert(id, new);
         self.tree.touched.writers.push(id);
         self.tree.move_names(old, id);
-        // Its bytes are the new node's.
+        // The bytes belong to the new node now.
         self.tree.file_mut(old)?.backing = None;
         self.tree.mark(old);
         self.tree.mark(id);

@@ -1,7 +1,7 @@
-//! Backing files for bytes that are to be written, and the room for them.
+//! Backing files for new bytes, and the room for them.
 //!
-//! Owns: which of memory and spill a file gets, that others give way once for it, statfs. Does not own: who gives way (`reclaim`), waiting
-//! (`room`), the memory (`tier1`).
+//! Owns: which of memory and spill a file gets, that others give way once for it, statfs. Does not own: which files give way (`reclaim`),
+//! waiting (`room`), the memory (`tier1`).
 
 use super::FsError;
 use super::guarded::Guarded;
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use tidemark_protocol::error::ErrorKind;
 use tidemark_tier1::{Backing, Tier1, Tier1Error};
 
-/// Room made for a file of unknown size: what a backing file begins with.
+/// Room made for a file of unknown size: the first allocation of a backing file.
 const UNKNOWN_SIZE_ROOM_BYTES: u64 = 2 << 20;
 
-/// Memory for bytes that are to be written.
+/// Memory for new bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct HostRoom<'a> {
     pub(super) state: &'a Guarded,
@@ -24,12 +24,12 @@ pub struct HostRoom<'a> {
 }
 
 impl<'a> HostRoom<'a> {
-    /// A backing file from the pool; makes room once when there is none.
+    /// Returns a backing file from the pool; makes room once when there is none.
     pub(super) fn new_backing(&self, predicted_bytes: Option<u64>) -> Result<Arc<Backing>, FsError> {
         Ok(self.backing_for(predicted_bytes)?)
     }
 
-    /// A backing file in memory, for which others give way; else in the spill, where there is one.
+    /// Returns a backing file in memory, for which others give way; else in the spill, if there is one.
     ///
     /// # Errors
     /// [`Tier1Error::NoSpace`], [`Tier1Error::SpillFull`] when neither has room now: see [`HostRoom::room_wait`].
@@ -37,7 +37,7 @@ impl<'a> HostRoom<'a> {
         self.backing_from(predicted_bytes, |bytes| self.make_room(bytes))
     }
 
-    /// The same for a prefetch, for which nothing that was prefetched gives way.
+    /// Returns the same for a prefetch, for which no other prefetched file gives way.
     ///
     /// # Errors
     /// As [`HostRoom::backing_for`].
@@ -77,8 +77,8 @@ impl<'a> HostRoom<'a> {
         }
     }
 
-    /// Promises a file that is saved over the size that it had ([`OpenFile::awaits_bytes`]), and waits, bounded, for the room: after
-    /// whatever else the opener keeps has been given back. Only a guess goes unfulfilled where there is none: the new bytes may be fewer.
+    /// Reserves for a saved-over file the size that it had ([`OpenFile::awaits_bytes`]), and waits, up to a limit, for the room. Called
+    /// after the opener has given back all other room. Failure only logs a warning: the size is a guess, and the new bytes may be fewer.
     pub fn wait_for_expected(&self, file: &OpenFile) {
         let (backing, bytes) = (&file.backing, file.awaits_bytes);
         if bytes == 0 {
@@ -99,7 +99,7 @@ impl<'a> HostRoom<'a> {
         }
     }
 
-    /// Sets a length. Tier-1 admits what it grows by; where it cannot, room is made once.
+    /// Sets a file's length. Tier-1 must admit the growth; if it cannot, room is made once.
     pub(super) fn grow(&self, backing: &Arc<Backing>, old_bytes: u64, new_bytes: u64) -> Result<(), FsError> {
         match backing.set_len(new_bytes).map_err(FsError::from) {
             Err(FsError::NoSpace) if new_bytes > old_bytes => {
@@ -110,7 +110,7 @@ impl<'a> HostRoom<'a> {
         }
     }
 
-    /// Tier-1's budget with the spill's, and how many more nodes the journal can hold.
+    /// Returns Tier-1's budget with the spill's, and how many more nodes the journal can hold.
     pub fn statfs(&self) -> Statfs {
         let usage = self.tier1.usage();
         let (nodes, weight) =

@@ -1,18 +1,18 @@
-//! The journal: the namespace's state, kept in a mount of its own while the daemon lives and dies.
+//! The journal: the namespace's state, kept in a mount of its own that outlives the daemon.
 //!
-//! Owns: two files of a fixed, preallocated size, frames with checksums, the torn tail, compaction.
-//! Does not own: what records say (`record`), what they make (`replay`).
+//! Owns: two files of a fixed, preallocated size, frames with checksums, the torn tail, compaction. Does not own: the
+//! records' content (`record`), the state that they rebuild (`replay`).
 //!
-//! A file is a header and frames. Header (64 bytes): magic, version u32, complete u32, serial u64, incarnation
-//! u64, CRC-64/NVME u64 of the bytes before it. Frame: length u32 (bit 31: more of this change follow), u64
-//! CRC-64/NVME of (serial, offset, length, record), record. Mixing the serial and the offset in makes frames of
-//! an earlier use of the file no frames at all. The file with the highest serial that is complete holds.
+//! A file is a header and frames. Header (64 bytes): magic, version u32, complete u32, serial u64, incarnation u64,
+//! CRC-64/NVME u64 of the bytes before it. Frame: length u32 (bit 31: more of this change follow), u64 CRC-64/NVME of
+//! (serial, offset, length, record), record. The checksum includes serial and offset, so frames of an earlier use of
+//! the file are invalid. The complete file with the highest serial holds.
 //!
-//! The version is the one that was found, and goes up right before the first frame that needs a newer one: the daemon of before takes the
-//! journal back where this one turns out not to serve.
+//! The version stays as it was found until right before the first frame that needs a newer one. An older daemon can therefore take the
+//! journal back if this one turns out not to serve.
 //!
-//! Compaction writes a snapshot to the other file in slices, a slice with each call that journals, and every
-//! new record to both meanwhile: since records state what is, the mixture replays to the present state.
+//! Compaction writes a snapshot to the other file in slices, a slice with each call that journals, and every new record to both meanwhile.
+//! Records state the present, not changes, so the mixture replays to the present state.
 
 use super::ends::Process;
 use super::guarded::Guarded;
@@ -34,17 +34,17 @@ const HEADER_BYTES: u64 = 64;
 /// The same, as a length in memory.
 const HEADER_LEN: usize = 64;
 const FRAME_BYTES: usize = 12;
-/// What changes may add to a snapshot before there is a new one, or as much as the snapshot itself, so that writing it costs
-/// no more than the changes did. The next daemon replays it all, some 20,000 records a MiB, while programs wait.
+/// Bytes that changes may add before a new snapshot is written, or as many as the snapshot itself has if those are more. Writing it then
+/// costs no more than the changes did. The next daemon replays all of them, some 20,000 records a MiB, while programs wait.
 const REPLAYED_BYTES: u64 = 2 << 20;
-/// Read in one go when a journal is taken up.
+/// Bytes read in one go when a journal is recovered.
 const READ_BYTES: usize = 1 << 20;
 /// Nodes in one slice of a snapshot: about 50 µs of the lock.
 const SLICE_NODES: usize = 128;
-/// Below this much free space a compaction is finished in the call that finds it so.
+/// If less than one part in this many of the file is free, the call that finds it so finishes the compaction.
 const RESERVE_PARTS: u64 = 16;
 
-/// One of the two files.
+/// A journal file.
 #[derive(Debug)]
 struct Slot {
     index: usize,
@@ -58,7 +58,7 @@ struct Slot {
 struct Compaction {
     slot: Slot,
     after: NodeId,
-    /// The processes whose end it tells already: at most as many as are remembered.
+    /// Processes whose end the snapshot lists already: at most as many as are remembered.
     ends: BTreeSet<Process>,
 }
 
@@ -69,9 +69,9 @@ pub(super) struct Journal {
     other: Option<OwnedFd>,
     compaction: Option<Compaction>,
     size_bytes: u64,
-    /// The highest serial ever used, also by a snapshot that was not finished: frames of one are no frames of another.
+    /// Highest serial ever used, also by an unfinished snapshot: a frame's checksum holds only for its own serial.
     last_serial: u64,
-    /// Where the present file's snapshot ended.
+    /// Where the present file's snapshot ended, in bytes.
     base_bytes: u64,
     /// Spare buffers, so that a call allocates nothing.
     records: Vec<u8>,
@@ -79,20 +79,20 @@ pub(super) struct Journal {
     failed: bool,
 }
 
-/// Everything a journal held, in order: whole changes only.
+/// All records of a journal, in order: whole changes only.
 #[derive(Debug)]
 pub(super) struct Image {
     pub(super) records: Vec<u8>,
 }
 
 impl Image {
-    /// The records, one after the other.
+    /// Returns the records, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
         each(&self.records)
     }
 }
 
-/// Records that lie one after the other, each behind its length.
+/// Returns records that lie one after the other, each behind its length.
 fn each(mut records: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (length, after) = records.split_first_chunk::<4>()?;
@@ -104,7 +104,7 @@ fn each(mut records: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 impl Journal {
-    /// Makes an empty journal in `directory`, over whatever is there.
+    /// Makes an empty journal in `directory`, over any existing one.
     pub(super) fn create(
         directory: BorrowedFd<'_>,
         size_bytes: u64,
@@ -115,7 +115,7 @@ impl Journal {
             Header { version: FORMAT_VERSION_LEAST, complete: true, serial: random_serial()?, incarnation };
         let slot = Slot { index: 0, file: first, header, end: HEADER_BYTES };
         let mut journal = Self::with_slot(slot, other, size_bytes);
-        // The higher serial of two complete headers would win: the other file's goes first.
+        // Of two complete headers the higher serial would win, so the other file's header is erased first.
         for (index, file) in [(1, journal.other.as_ref()), (0, Some(&journal.slot.file))] {
             if let Some(file) = file {
                 write_all(file, &[0; HEADER_LEN], 0).map_err(failed(index, "erasing", size_bytes))?;
@@ -140,7 +140,7 @@ impl Journal {
         }
     }
 
-    /// Reads the journal in `directory`. A torn tail is cut off; what follows the last whole change is lost.
+    /// Reads the journal in `directory`. A torn tail is cut off: all bytes after the last whole change are lost.
     pub(super) fn open(
         directory: BorrowedFd<'_>,
         size_bytes: u64,
@@ -172,7 +172,7 @@ impl Journal {
         let image = read_frames(&mut slot, size_bytes).map_err(failed(index, "reading", size_bytes))?;
         slot.write_header().map_err(failed(index, "writing", size_bytes))?;
         let mut journal = Self::with_slot(slot, other, size_bytes);
-        // Where its snapshot ended is not known: all of it counts as changes, and there is a new one soon if it is long.
+        // The end of the snapshot is unknown: all bytes count as changes, and a long journal soon gets a new snapshot.
         journal.last_serial = last_serial;
         Ok((journal, image))
     }
@@ -193,7 +193,7 @@ impl Journal {
             let written =
                 write_frames(&mut compaction.slot, &self.records, &mut self.frames, self.size_bytes);
             if let Err(errno) = written {
-                // The snapshot is given up, and begun again when it is due; the journal has the records.
+                // The snapshot is abandoned, and begun again when it is due; the journal has the records.
                 tracing::warn!(%errno, size_bytes = self.size_bytes, "a snapshot of the journal does not fit");
                 self.other = self.compaction.take().map(|compaction| compaction.slot.file);
             }
@@ -211,7 +211,7 @@ impl Journal {
         written
     }
 
-    /// The other file holds everything: from now on it is the journal.
+    /// Makes the other file the journal: it holds everything now.
     fn finish_compaction(&mut self) -> rustix::io::Result<()> {
         let Some(Compaction { mut slot, .. }) = self.compaction.take() else { return Ok(()) };
         slot.header.complete = true;
@@ -224,7 +224,7 @@ impl Journal {
 }
 
 impl Guarded {
-    /// Writes the pending records. When this returns, everything done under the lock before the call is in the
+    /// Writes the pending records. When this returns, all changes made under the lock before the call are in the
     /// journal, by this call or by another's. Costs one write; during a compaction two and a slice.
     pub(super) fn commit(&self) -> Result<(), FsError> {
         let mut journal = self.journal.lock().expect(super::UNPOISONED);
@@ -241,7 +241,7 @@ impl Guarded {
             return Err(if errno == Errno::NOSPC { FsError::NoSpace } else { FsError::Io });
         }
         if journal.failed {
-            // What could not be written is in the state: a snapshot makes the journal whole again.
+            // The state contains the unwritten changes: a snapshot makes the journal whole again.
             journal.begin_compaction().map_err(|_| FsError::Io)?;
             self.compact_fully(journal).map_err(|_| FsError::Io)?;
             journal.failed = false;
@@ -282,7 +282,7 @@ impl Guarded {
         let mut slice = Vec::new();
         let last = {
             let mut state = self.lock();
-            // Records of changes before this slice go before it, or they would undo what it states.
+            // Records of changes before this slice go first, or they would undo its contents.
             journal.records.clear();
             std::mem::swap(&mut state.pending, &mut journal.records);
             let known = self.writers.ends();
@@ -302,7 +302,7 @@ impl Guarded {
             write_frames(&mut compaction.slot, &slice, &mut journal.frames, journal.size_bytes)
         });
         if let Err(errno) = written {
-            // The snapshot does not fit: the old file goes on being the journal.
+            // The snapshot does not fit: the old file stays the journal.
             if let Some(compaction) = journal.compaction.take() {
                 journal.other = Some(compaction.slot.file);
             }
@@ -318,7 +318,7 @@ impl Guarded {
     }
 }
 
-/// Bytes that records take once framed.
+/// Returns the bytes that records take once framed.
 fn framed_bytes(records: &[u8]) -> u64 {
     (records.len() + each(records).count() * (FRAME_BYTES - 4)) as u64
 }
@@ -361,13 +361,13 @@ fn write_frames(
     Ok(())
 }
 
-/// Reads frames up to the first that is none; keeps whole changes, and sets the slot's end behind the last.
+/// Reads frames up to the first invalid one. Keeps whole changes, and sets the slot's end behind the last.
 fn read_frames(slot: &mut Slot, size_bytes: u64) -> rustix::io::Result<Image> {
     let mut file = File::from(rustix::io::fcntl_dupfd_cloexec(&slot.file, 0)?);
-    // The position is ours: everything else reads and writes at offsets.
+    // Only this function uses the position: all other calls read and write at offsets.
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(slot.end))?;
     let left = size_bytes.saturating_sub(slot.end);
-    // A frame is some tens of bytes, and there are hundreds of thousands: a system call for each would be most of the time.
+    // A frame has some tens of bytes, and there are hundreds of thousands: a system call for each would take most of the time.
     let mut frames = BufReader::with_capacity(READ_BYTES, (&mut file).take(left));
     let mut records = Vec::new();
     let mut whole = 0;
@@ -401,7 +401,7 @@ fn read_frames(slot: &mut Slot, size_bytes: u64) -> rustix::io::Result<Image> {
     Ok(Image { records })
 }
 
-/// Fills `bytes`; false when the end comes before.
+/// Fills `bytes`; returns false when the end comes before.
 fn read_whole(frames: &mut impl Read, bytes: &mut [u8]) -> rustix::io::Result<bool> {
     match frames.read_exact(bytes) {
         Ok(()) => Ok(true),
@@ -432,7 +432,7 @@ impl Slot {
         write_all(&self.file, &header, 0)
     }
 
-    /// Says in the header that records need a newer format, before they are written.
+    /// Raises the header's version to the one that records need, before they are written.
     fn raise_format(&mut self, records: &[u8]) -> rustix::io::Result<()> {
         let needed = each(records).map(format_of).max().unwrap_or(FORMAT_VERSION_LEAST);
         if needed > self.header.version {
@@ -461,7 +461,7 @@ fn open_file(directory: BorrowedFd<'_>, index: usize, size_bytes: u64) -> Result
         .map_err(failed(index, "opening", size_bytes))?;
     let there = rustix::fs::fstat(&file).map_err(failed(index, "looking at", size_bytes))?;
     let (length, held) = (there.st_size.cast_unsigned(), there.st_blocks.cast_unsigned() * 512);
-    // Going over pages that are there takes a microsecond each, and programs wait for a daemon that takes over.
+    // Allocating pages that exist takes a microsecond each, and programs wait for a daemon that takes over.
     if length < size_bytes || held < size_bytes {
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size_bytes).map_err(failed(
             index,
@@ -476,7 +476,7 @@ fn failed(index: usize, operation: &'static str, bytes: u64) -> impl Fn(Errno) -
     move |errno| NamespaceError::Journal { name: NAMES[index], operation, bytes, source: errno.into() }
 }
 
-/// Serials start at random, so that a frame of an earlier journal in the same file is never taken for ours.
+/// Returns a random first serial, so that a frame of an earlier journal in the same file is never taken for ours.
 fn random_serial() -> Result<u64, NamespaceError> {
     let random = getrandom::u64().map_err(|_| failed(0, "drawing a serial for", 0)(Errno::NOSYS))?;
     Ok(random >> 1)

@@ -1,4 +1,4 @@
-//! Why host copies stay: what each that is here waits for before it may give way.
+//! Why host copies stay: the condition for which each waits before it may give way.
 //!
 //! Owns: the reasons, and counting bytes by them. Does not own: making room (`reclaim`), when it is made (the node loop).
 
@@ -10,27 +10,27 @@ use super::{FileState, NodeId, ReclaimClass};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// What a host copy waits for; the first that holds, in this order.
+/// Reason why a host copy stays; the first that holds, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KeptBy {
-    /// Somebody has it open, for reading or writing.
+    /// A process has the file open, for reading or writing.
     Open,
     /// A writable mapping of it lives.
     Mapped,
-    /// Its writer died, and nobody has said what becomes of it.
+    /// The writer died, and the file's fate is undecided.
     Cut,
     /// Closed, and not hashed yet.
     NotSealed,
     /// Sealed, and of no committed version nor recorded as a loose file.
     NotCommitted,
-    /// Just fetched for an open that has not come yet, or being hashed, uploaded or looked at.
+    /// The bytes were just fetched for an open that has not come yet, or are being hashed, uploaded or verified.
     InUse,
-    /// Nothing: it gives way as soon as somebody needs its room.
+    /// No reason: the copy gives way as soon as its room is needed.
     Nothing,
 }
 
 impl KeptBy {
-    /// As `ckptctl tiers` says it.
+    /// Returns the words that `ckptctl tiers` shows.
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
@@ -64,11 +64,12 @@ impl KeptBy {
     }
 }
 
-/// Bytes here by what they wait for.
+/// Bytes here by the reason why they stay.
 pub type Kept = BTreeMap<KeptBy, u64>;
 
 impl NodeViews<'_> {
-    /// The host copies that lie in `place`, by what they wait for. Costs a look at every node, in slices: 10 ms for 100,000.
+    /// Returns the bytes of host copies in `place`, by the reason why they stay. Costs a pass over all nodes, in slices of the lock: 10 ms
+    /// for 100,000.
     #[must_use]
     pub fn kept_in(&self, place: Place) -> Kept {
         let mut kept = Kept::new();

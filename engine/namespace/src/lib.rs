@@ -1,16 +1,16 @@
-//! The namespace: the tree below the mount, its files and handles; what every file system call means.
+//! The namespace: the tree below the mount, its files and handles; the meaning of every file system call.
 //!
 //! Owns: names, attributes, handles, file states, overwrite rules, COLD opens, reclaim of host copies, writers'
 //! identities, extended attributes, the journal. Does not own: the kernel's protocol (the fuse crate), memory
 //! (`tier1`), when to seal, upload or fetch (the node loop, which drains [`Namespace::take_dirty`] and looks at
 //! [`FileView`]s).
 //!
-//! The calls are grouped by whom they serve (`parts`): [`Namespace`] itself has what an open or a look-up does, and each group is a view
-//! of the fields that it needs, such as [`Seals`] or [`PeerCopies`].
+//! Calls are grouped by their user (`parts`). [`Namespace`] itself has the calls of an open or a look-up. Each group is a view of the
+//! fields that it needs, such as [`Seals`] or [`PeerCopies`].
 //!
-//! One mutex guards everything and is held for map look-ups and an fstat at most. What takes longer (a backing
-//! file from the pool, a copy, ftruncate, /proc, the journal's write, dropping a backing file) happens outside,
-//! with the file marked busy where its bytes are about to change. See `engine/design/0004-namespace.md`.
+//! A single mutex guards everything and is held for map look-ups and an fstat at most. Longer work (a backing file from the pool, a copy,
+//! ftruncate, /proc, the journal's write, dropping a backing file) happens outside. If a file's bytes are about to change, the file is
+//! marked busy meanwhile. See `engine/design/0004-namespace.md`.
 
 mod alive;
 mod aside;
@@ -126,7 +126,7 @@ use tidemark_tier1::{Backing, Tier1};
 use tree::Tree;
 use writer::WriterCache;
 
-/// The kernel's number for a node. Never reused within an incarnation.
+/// The kernel's number for a node, never reused within an incarnation.
 pub type NodeId = u64;
 
 /// The root's node, by the FUSE protocol.
@@ -136,10 +136,10 @@ pub const ROOT: NodeId = 1;
 pub const MAX_NAME_BYTES: usize = 255;
 /// PATH_MAX of Linux less its NUL: the longest symlink target.
 pub const MAX_TARGET_BYTES: usize = 4095;
-/// Names of one node. An overwrite moves them all under the lock; ext4 allows about as many.
+/// Most names of one node. An overwrite moves them all under the lock; ext4 allows about as many.
 pub const MAX_LINKS: u32 = 65_000;
 
-/// The size predicted for a file, by its path relative to the mount.
+/// Predicts a file's size from its path relative to the mount.
 pub type Prediction = Box<dyn Fn(&[u8]) -> Option<u64> + Send + Sync>;
 
 /// Reads CLOCK_REALTIME in nanoseconds; tests count instead.
@@ -147,7 +147,7 @@ pub type Prediction = Box<dyn Fn(&[u8]) -> Option<u64> + Send + Sync>;
 pub struct Clock(pub Arc<dyn Fn() -> i64 + Send + Sync>);
 
 impl Clock {
-    /// The system's clock.
+    /// Returns the system's clock.
     #[must_use]
     pub fn system() -> Self {
         Self(Arc::new(|| {
@@ -167,7 +167,7 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// What a namespace is made with.
+/// Settings from which a namespace is made.
 #[derive(Debug, Clone)]
 pub struct NamespaceSettings {
     pub incarnation: Incarnation,
@@ -175,16 +175,16 @@ pub struct NamespaceSettings {
     pub root_mode: u32,
     pub root_uid: u32,
     pub root_gid: u32,
-    /// Bytes of each of the journal's two files, preallocated; none: half of what Tier-1 sets aside. 32 MiB hold
+    /// Bytes of each of the journal's two files, preallocated; none: half of what Tier-1 sets aside. 32 MiB each hold
     /// about 70,000 files.
     pub journal_bytes: Option<u64>,
-    /// Where processes are looked up; `/proc` but in tests.
+    /// Where processes are looked up; `/proc` except in tests.
     pub proc_root: PathBuf,
     pub clock: Clock,
 }
 
 impl NamespaceSettings {
-    /// The usual settings for an incarnation.
+    /// Returns the usual settings for an incarnation.
     #[must_use]
     pub fn new(incarnation: Incarnation) -> Self {
         Self {
@@ -215,7 +215,7 @@ pub enum NamespaceError {
 }
 
 impl NamespaceError {
-    /// What the caller should do.
+    /// Returns the kind of error, which tells the caller what to do.
     #[must_use]
     pub fn kind(&self) -> tidemark_protocol::error::ErrorKind {
         match self {
@@ -226,7 +226,7 @@ impl NamespaceError {
     }
 }
 
-/// Who calls, as the kernel tells it.
+/// The calling process, as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     pub uid: u32,
@@ -250,12 +250,12 @@ pub struct Namespace {
     locks: RwLock<Option<LockOracle>>,
     xattr_source: RwLock<Option<Arc<dyn XattrSource>>>,
     room_waits: Room,
-    /// What became of processes of other nodes.
+    /// Fates of other nodes' processes.
     fates: Mutex<Fates>,
     gate: Gate,
     /// How seals give way to programs.
     courtesy: Mutex<Courtesy>,
-    /// One snapshot of the tree is taken at a time.
+    /// Held while a snapshot of the tree is taken, so that there is one at a time.
     snapshots: Mutex<()>,
 }
 
@@ -266,7 +266,7 @@ impl fmt::Debug for Namespace {
 }
 
 impl Namespace {
-    /// An empty namespace with a fresh journal.
+    /// Makes an empty namespace with a fresh journal.
     ///
     /// # Errors
     /// When the journal's files cannot be made or preallocated.
@@ -284,9 +284,9 @@ impl Namespace {
         Ok(Self::assemble(settings, tier1, (State::new(Tree::new(root)), Ends::default()), journal))
     }
 
-    /// The namespace that the journal tells of. `backing` finds the backing file of a number; a file whose
-    /// bytes are gone becomes COLD. When the kernel's session goes on, its handles are taken up; otherwise files that were
-    /// open for writing are cut: nobody saw them closed. What was sealed is verified at its first open.
+    /// Recovers the namespace from its journal. `backing` finds the backing file of a number; a file whose bytes are gone becomes COLD. If
+    /// the kernel's session goes on, its handles are recovered. Otherwise files that were open for writing are cut, because no close of
+    /// theirs was seen. Sealed files are verified at their first open.
     ///
     /// # Errors
     /// When there is no journal, it is of another version, or it cannot be read. A torn tail is no error.
@@ -298,7 +298,7 @@ impl Namespace {
     ) -> Result<Arc<Self>, NamespaceError> {
         let size_bytes = journal_bytes(&settings, &tier1);
         let (journal, image) = Journal::open(tier1.journal_dir(), size_bytes, settings.incarnation)?;
-        // A peer copy and a file may have one backing file between them, and a number is found only once.
+        // A peer copy and a file may share one backing file, and a number is found only once.
         let mut found: BTreeMap<u64, Option<Arc<Backing>>> = BTreeMap::new();
         let mut once = |number| found.entry(number).or_insert_with(|| backing(number)).clone();
         let rebuilt = replay::rebuild(image, settings.incarnation, session_goes_on, size_bytes, &mut once)?;
@@ -336,48 +336,48 @@ impl Namespace {
         namespace
     }
 
-    /// A program waits for an answer: see [`Tier1::asked`].
+    /// Reports that a program waits for an answer: see [`Tier1::asked`].
     pub fn asked(&self) {
         self.tier1.asked();
     }
 
-    /// Sets what predicts a new file's size in bytes from its path.
+    /// Sets the function that predicts a new file's size in bytes from its path.
     pub fn set_prediction(&self, prediction: Prediction) {
         *self.prediction.write().expect(UNPOISONED) = Some(prediction);
     }
 
-    /// Nanoseconds since 1970 by this node's clock.
+    /// Returns nanoseconds since 1970 by this node's clock.
     #[must_use]
     pub fn now_ns(&self) -> i64 {
         self.state.now_ns()
     }
 
-    /// Waits until something changed that nobody took yet, or until `timeout` has passed. Whether something did.
+    /// Waits until a change exists that was not taken yet, or until `timeout` has passed. Returns whether there is one.
     pub fn wait_dirty(&self, timeout: Duration) -> bool {
         self.state.wait_dirty(timeout)
     }
 
-    /// Drains the set of changed nodes: files whose state changed or that are gone ([`NodeViews::view`] is then `None`), and
-    /// directories renamed or removed. It holds all that changed before the call; what changes while the caller works is in
-    /// the next answer. It is bounded by the number of nodes plus those removed since the last call.
+    /// Drains the set of changed nodes: files whose state changed or that are gone ([`NodeViews::view`] is then `None`), and directories
+    /// renamed or removed. The answer holds all changes before the call; later ones are in the next answer. Entries are at most as many as
+    /// there are nodes, plus those removed since the last call.
     #[must_use]
     pub fn take_dirty(&self) -> Vec<NodeId> {
         self.state.look(|state| state.tree.changes.take_dirty())
     }
 }
 
-/// Permission bits a directory may carry; files lose suid and sgid besides, since a write cannot clear them
-/// (`file_remove_privs` would ask the daemon on every write). Pipes, sockets and devices, which nobody writes here, keep all.
-/// [`Body::mode_bits`] says which of these hold.
+/// Permission bits a directory may carry. Files lose suid and sgid besides, since a write cannot clear them (`file_remove_privs` would ask
+/// the daemon on every write). Pipes, sockets and devices, which are not written here, keep all. [`Body::mode_bits`] decides which of these
+/// hold.
 const MODE_BITS: u32 = 0o3777;
 const FILE_MODE_BITS: u32 = 0o1777;
 const SPECIAL_MODE_BITS: u32 = 0o7777;
 
-/// Seals give way to programs for so long at once, and half of the time: a model is opened within, and a copy or an upload of what
-/// was just saved hardly waits longer.
+/// How long seals give way to programs at once, and half of the time. A model is opened within that time, and a copy or an upload of bytes
+/// just saved hardly waits longer.
 const SEALS_GIVE_WAY_AT_ONCE: Duration = Duration::from_millis(50);
 
-/// Pages that the journal's mount keeps for itself (its root directory and two inodes).
+/// Bytes of the pages that the journal's mount keeps for itself (its root directory and two inodes).
 const JOURNAL_MOUNT_BYTES: u64 = 64 << 10;
 
 fn journal_bytes(settings: &NamespaceSettings, tier1: &Tier1) -> u64 {

@@ -1,9 +1,8 @@
-//! The other names of a file, as the coordinator tells of them with one.
+//! The other names of a file, which the coordinator publishes with one name.
 //!
-//! Owns: which names a state tells of, and bringing this node's to them. Does not own: the name that was asked about (`mirror`).
+//! Owns: which names a state lists, and giving this node's file the same names. Does not own: the name that was asked about (`mirror`).
 //!
-//! A node learns of names by asking about them. Of a file it has to know all: whoever takes the last name that it knows away gives the
-//! bytes up.
+//! A node learns of names by asking about them. For a file it has to know all: a program that removes the last known name frees the bytes.
 
 use super::hidden::path_in;
 use super::mirroring::{Mirroring, entry, parts};
@@ -12,10 +11,11 @@ use super::{AdoptKind, FsError, NodeId, is_hidden};
 use std::collections::BTreeSet;
 use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
 
-/// Names told with one of them: more than programs give a file. A file with more is told of by the name that was asked about alone.
+/// Most other names published with one name: more than programs give a file. If a file has more, only the name that was asked about is
+/// published.
 const OTHER_NAMES_MAX: usize = 1024;
 
-/// The paths in sight of a file besides one; none where they are too many to be told.
+/// Returns a file's visible paths besides one; none if they are too many to publish.
 pub(super) fn other_names(tree: &Tree, node: NodeId, path: &[u8]) -> Option<Vec<Vec<u8>>> {
     let found = tree.node(node).ok()?;
     if found.is_directory() || found.link_count() == 1 {
@@ -27,8 +27,8 @@ pub(super) fn other_names(tree: &Tree, node: NodeId, path: &[u8]) -> Option<Vec<
 }
 
 impl Mirroring<'_> {
-    /// Gives a file, which was found under one name, the others that the coordinator tells of, and takes away what it does not.
-    /// Names that changed here after it was asked stay.
+    /// Gives a file, which was found under one name, the other names that the coordinator lists, and removes all further ones. Names that
+    /// changed here after the question stay.
     pub(super) fn settle_other_names(
         &mut self,
         (parent, name): (NodeId, &[u8]),
@@ -67,7 +67,7 @@ impl Mirroring<'_> {
         Ok(())
     }
 
-    /// Whether nodes have told of a file since this tree is the catalog, and so of its names; of one that only Tier-3 knows none has.
+    /// Whether nodes have published a file, and so its names, since this tree is the catalog. No node has if only Tier-3 knows the file.
     pub(super) fn was_told(&self, told: &NodeState) -> bool {
         match &told.kind {
             NodeKind::File(facts) => self
@@ -80,7 +80,7 @@ impl Mirroring<'_> {
         }
     }
 
-    /// Gives what was not told before all names that are told of it, where nothing else has them. Takes none away: others may have given it more.
+    /// Gives a newly published node all names that its state lists, if they are free. Removes none: other nodes may have given it more.
     pub(super) fn make_names(&mut self, node: NodeId, told: &NodeState) -> Result<(), FsError> {
         if self.state.tree.node(node)?.is_directory() {
             return Ok(());
@@ -95,7 +95,7 @@ impl Mirroring<'_> {
         Ok(())
     }
 
-    /// The directory of a path of what is told, made where it is missing, and the name in it.
+    /// Returns the directory and the last name of a listed path. Missing directories are made.
     pub(super) fn make_directories_of<'a>(
         &mut self,
         path: &'a [u8],
@@ -106,7 +106,7 @@ impl Mirroring<'_> {
         Ok((self.state.tree.quietly().make_parents(&parents, &entry)?, name))
     }
 
-    /// Gives a node this name, whatever has it.
+    /// Gives a node this name, whatever node has it.
     pub(super) fn give_name(
         &mut self,
         node: NodeId,
