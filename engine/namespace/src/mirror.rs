@@ -1,11 +1,11 @@
-//! What other nodes say of names and files, taken into this node's tree.
+//! Names and files of other nodes, applied to this node's tree.
 //!
-//! Owns: that others' operations are carried out in their order, bringing a name or a directory to what the coordinator says of it, what is known of a
-//! file whose writers are elsewhere ([`Remote`]). Does not own: asking and telling (`cluster`), what each change makes of the tree
-//! (`mirroring`), the bytes (`cold`).
+//! Owns: carrying out other nodes' operations in their order, bringing a name or a directory to the coordinator's state, the facts known
+//! of a file whose writers are on another node ([`Remote`]). Does not own: requesting and publishing (`cluster`), the effect of each
+//! change on the tree (`mirroring`), the bytes (`cold`).
 //!
-//! On the coordinator the tree is the catalog: it has everything that was published. On other nodes it has what was made there
-//! and what was asked for. A file of another node is cold here until somebody opens it.
+//! On the coordinator the tree is the catalog: it has everything that was published. On other nodes the tree has only what was made there
+//! or requested. A file of another node is cold here until a program opens it.
 
 use super::catalog::Moment;
 use super::guarded::Guarded;
@@ -18,20 +18,20 @@ use tidemark_protocol::file::FileState;
 use tidemark_protocol::id::{FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
 
-/// What is known of a file whose writers are on another node.
+/// Facts known of a file whose writers are on another node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Remote {
-    /// The life that says so.
+    /// The life that published these facts.
     pub home: Incarnation,
     pub state: FileState,
     pub published_ns: i64,
     pub vouched: bool,
-    /// The bytes of the present seal are in its memory.
+    /// Whether the bytes of the present seal are in that life's memory.
     pub host: bool,
 }
 
 impl Remote {
-    /// Of a file that is open for writing there, and of which nothing else is known yet.
+    /// Describes a file that is open for writing on `home` and of which nothing else is known yet.
     pub(super) fn begun(home: Incarnation, opened_ns: i64) -> Self {
         let state = FileState::Open { writers: 1 };
         Self { home, state, published_ns: opened_ns, vouched: false, host: false }
@@ -41,17 +41,19 @@ impl Remote {
 /// Names settled in one hold of the lock.
 const SETTLED_AT_ONCE: usize = 256;
 
-/// Other nodes' names and states, taken into this tree.
+/// Applies other nodes' names and states to this tree.
 #[derive(Debug, Clone, Copy)]
 pub struct Mirror<'a> {
     pub(super) state: &'a Guarded,
 }
 
 impl Mirror<'_> {
-    /// Carries out what another node did to names, in order, as its publication of that number says; what cannot be done is passed over and
-    /// said, since the other has done it. What was carried out before the daemon was killed is not carried out again.
+    /// Carries out, in order, the operations on names in publication number `publication` of another node. Skips and logs an operation
+    /// that cannot be carried out, since the other node has already done it. Skips operations that were carried out before the daemon was
+    /// killed.
     ///
-    /// What was made while `from` counted as lost is others', and keeps its names ([`CatalogTree::gives_up`](super::CatalogTree::gives_up)).
+    /// Nodes that other nodes made while `from` counted as lost keep their names
+    /// ([`CatalogTree::gives_up`](super::CatalogTree::gives_up)).
     pub fn follow(&self, operations: &[NameOperation], from: &NodeLife, publication: u64) {
         let now_ns = self.state.now_ns();
         let mut done = self.state.look(|state| state.heard.done(from, publication)).min(operations.len());
@@ -82,8 +84,8 @@ impl Mirror<'_> {
         }
     }
 
-    /// Takes in how nodes stand, as `home` says. What is not here is made where `makes`: then no operation says that it was. Otherwise it
-    /// lost its name here since, and stays without; such files are returned.
+    /// Applies the states of nodes, as published by `home`. If `makes` is set, creates nodes that are missing here, because no operation
+    /// created them. Otherwise a missing node has lost its name here since and stays without one; returns the files among these.
     pub fn take_states(&self, states: &[NodeState], home: Incarnation, makes: bool) -> Vec<FileId> {
         let mut nameless = Vec::new();
         for states in states.chunks(SETTLED_AT_ONCE) {
@@ -114,8 +116,8 @@ impl Mirror<'_> {
         nameless
     }
 
-    /// Brings one name of a directory to what the coordinator says of it. What changed here after `asked_at` operations it does not
-    /// know, and stays.
+    /// Brings one name of a directory to the coordinator's state. If the name changed here after operation number `asked_at`, keeps it,
+    /// because the coordinator does not know of that change.
     ///
     /// # Errors
     /// [`FsError::NotFound`] where the directory itself is not here; those of the journal.
@@ -137,7 +139,7 @@ impl Mirror<'_> {
         })
     }
 
-    /// Brings a whole directory to what the coordinator says of it.
+    /// Brings a whole directory to the coordinator's state.
     ///
     /// # Errors
     /// As [`Mirror::settle_name`].
@@ -150,7 +152,8 @@ impl Mirror<'_> {
         self.settle_names(directory, found, asked_at, NodeId::MAX)
     }
 
-    /// The same; a node with a number from `made_since` on was made here since, and stays under its name too.
+    /// Does the same as [`Mirror::settle_directory`], but a node with a number from `made_since` on was made here since, and keeps its
+    /// name too.
     pub(super) fn settle_names(
         &self,
         directory: &[u8],
@@ -161,7 +164,7 @@ impl Mirror<'_> {
         let now_ns = self.state.now_ns();
         let name_of = |state: &NodeState| state.path.rsplit(|b| *b == b'/').next().unwrap_or(&[]).to_vec();
         let names: BTreeSet<Vec<u8>> = found.iter().map(name_of).collect();
-        // A lot that cannot be carried out, or journaled, does not stop the others.
+        // A batch that cannot be carried out, or journaled, does not stop the other batches.
         let mut settled = Ok(());
         for states in found.chunks(SETTLED_AT_ONCE) {
             let result = self.state.change(|state| {
@@ -195,7 +198,7 @@ impl Mirror<'_> {
         })
     }
 
-    /// The coordinator says that these files have no name any more: their names here go, and copies of them.
+    /// Removes these files' names and copies here, because the coordinator says that they have no name any more.
     pub fn end_removed(&self, files: &[FileId]) {
         let now_ns = self.state.now_ns();
         tracing::debug!(?files, "no name is left of them");
@@ -222,20 +225,20 @@ impl Mirror<'_> {
         }
     }
 
-    /// Brings the tree to what the last coordinator's was: `directories` with what is in them, parents first. What was done here after
-    /// `told` that coordinator did not know, and it stays. False where not all of it could be carried out, or journaled.
+    /// Brings the tree to the last coordinator's: `directories` with their entries, parents first. Keeps changes made here after `told`,
+    /// because that coordinator did not know of them. Returns false if a part could not be carried out or journaled.
     pub fn become_catalog(&self, directories: &[(Vec<u8>, Vec<NodeState>)], told: Moment) -> bool {
         let mut is_complete = true;
         for (path, found) in directories {
             let settled = if path == HIDDEN {
-                // What else this node hides, copies above all, is no other's.
+                // Everything else that this node hides, copies above all, belongs to this node only.
                 found.iter().try_for_each(|state| self.settle_name(HIDDEN, TORN, Some(state), told.names))
             } else {
                 self.settle_names(path, found, told.names, told.next)
             };
             match settled {
                 Ok(()) => {}
-                // Removed here since, with all that was in it.
+                // The directory was removed here since, with its entries.
                 Err(FsError::NotFound) if is_complete => {}
                 Err(error) => {
                     is_complete = false;

@@ -1,7 +1,7 @@
-//! One change that another node tells of, taken into the tree.
+//! A single change that another node published, applied to the tree.
 //!
-//! Owns: what an operation, a state or a settled name of another node makes of this node's names and files. Does not own: which of them
-//! are taken (`mirror`), the names besides the one told of (`links`), what is put aside (`aside`), the bytes (`facts`).
+//! Owns: the effect on this node's names and files of another node's operation, state or settled name. Does not own: which of them are
+//! applied (`mirror`), a node's further names (`links`), putting nodes aside (`aside`), the bytes (`facts`).
 
 use super::attributes::{Teller, take_attributes};
 use super::cold::AdoptEntry;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tidemark_protocol::cluster::wire::{FileFacts, NameOperation, NodeAttributes, NodeKind, NodeState};
 use tidemark_protocol::id::{FileId, Generation, Incarnation};
 
-/// The state while it takes in what another node tells of. Nobody is told of what it changes.
+/// The state while it applies another node's changes. These changes are not published again.
 #[derive(Debug)]
 pub(super) struct Mirroring<'a> {
     pub(super) state: &'a mut State,
@@ -28,7 +28,7 @@ pub(super) struct Mirroring<'a> {
 }
 
 impl State {
-    /// Begins to take in what another node tells of, for the rest of this change.
+    /// Begins to apply another node's changes, for the rest of this change.
     pub(super) fn mirroring(&mut self, own: Incarnation) -> Mirroring<'_> {
         self.outgoing.mute();
         Mirroring { state: self, own }
@@ -36,7 +36,8 @@ impl State {
 }
 
 impl Mirroring<'_> {
-    /// Another node took a name away. Where it was the last, the kernel would keep the node until it is short of memory itself.
+    /// Handles that another node removed a name. If it was the last, the kernel would otherwise keep the node until the kernel is short
+    /// of memory.
     pub(super) fn loses_name(&mut self, parent: NodeId, name: &[u8], node: NodeId) {
         self.state.tree.mark(node);
         if self.state.tree.node(node).is_ok_and(|node| node.link_count() == 0 && node.is_remembered()) {
@@ -45,15 +46,15 @@ impl Mirroring<'_> {
         self.state.forsake(node);
     }
 
-    /// Another node moves what has a name here. The kernel knows a directory at one place only, and refuses a call that finds it at
-    /// another one while it moves names itself (ESTALE, `fs/dcache.c`, `d_splice_alias`).
+    /// Handles that another node moves a named node. The kernel knows a directory at one place only. If a call finds the directory
+    /// elsewhere while that call moves names, the kernel refuses it (ESTALE, `fs/dcache.c`, `d_splice_alias`).
     fn loses_place(&mut self, (parent, name): (NodeId, &[u8]), node: NodeId) {
         if self.state.tree.node(node).is_ok_and(Node::is_directory) {
             self.state.lost_names.push((parent, name.to_vec(), None));
         }
     }
 
-    /// Whether what is told of is here, under whichever name.
+    /// Whether the described node is here, under any name.
     pub(super) fn has(&self, told: &NodeState) -> bool {
         let there = || self.state.tree.node(self.state.tree.resolve(&told.path).ok()?).ok();
         match &told.kind {
@@ -83,7 +84,7 @@ impl Mirroring<'_> {
                 self.make_mirror(path, attributes, Body::Symlink(target.as_slice().into())).map(drop)
             }
             NameOperation::File { path, file, attributes } => {
-                // A file is made once. What is told twice may come after it was renamed.
+                // A file is created once. An operation published twice may arrive after the file was renamed.
                 if self.shows(*file) {
                     return Ok(());
                 }
@@ -111,7 +112,7 @@ impl Mirroring<'_> {
                 Ok(())
             }
             NameOperation::Taken { from, file, attributes, .. } => {
-                // It is told twice where the old file is still there, because a program has it open.
+                // The operation is published twice if the old file still exists because a program has it open.
                 if self.shows(*file) {
                     return Ok(());
                 }
@@ -144,7 +145,7 @@ impl Mirroring<'_> {
         self.state.node_of(file, self.own).is_some_and(|node| is_in_sight(&self.state.tree, node))
     }
 
-    /// Gives the names of `old` to bytes that another node writes or has written. Who has the old ones open keeps them.
+    /// Gives the names of `old` to bytes that another node writes or has written. Programs that have the old bytes open keep them.
     fn give_names(
         &mut self,
         old: NodeId,
@@ -153,7 +154,7 @@ impl Mirroring<'_> {
         home: Incarnation,
         now_ns: i64,
     ) -> Result<NodeId, FsError> {
-        // First: what another node says may be refused, and nothing is changed then.
+        // Checked first: the other node's attributes may be refused, and then nothing must have changed.
         let xattrs = Xattrs::from_pairs(&attributes.xattrs)?;
         let id = self.state.tree.number();
         let replaced = self.state.tree.node_mut(old)?;
@@ -177,7 +178,7 @@ impl Mirroring<'_> {
         Ok(id)
     }
 
-    /// The same file with other bytes. What was set here of its attributes, and not told yet, stays.
+    /// Replaces a file's bytes. Attributes that were set here and are not published yet stay.
     fn begin_anew(&mut self, old: NodeId, facts: &FileFacts, home: Incarnation) -> Result<NodeId, FsError> {
         let node = self.state.tree.node(old)?;
         let (here, set_ns, read_ns) = (attributes(node), node.attributes_ns, node.atime_ns);
@@ -187,8 +188,8 @@ impl Mirroring<'_> {
         Ok(id)
     }
 
-    /// Takes in how a node stands, as the life `home` says; the coordinator says it of what has no bytes as life 0, and of a file in the name
-    /// of its home.
+    /// Applies a node's state, as published by the life `home`. For a node without bytes the coordinator passes life 0; for a file it
+    /// passes the file's home.
     pub(super) fn take_state(&mut self, told: &NodeState, home: Incarnation) -> Result<NodeId, FsError> {
         let without_bytes = if home == Incarnation(0) { Teller::Coordinator } else { Teller::Any };
         let (node, teller) = match &told.kind {
@@ -211,10 +212,10 @@ impl Mirroring<'_> {
                         self.make_file(&told.path, facts.file, &told.attributes, home, facts.opened_ns)?
                     }
                 };
-                // Another node may change the mode of a file; what its bytes are only its home says. Of its own this node knows
-                // better, unless it had given up the bytes, and then lost the name: what it told of it then is all that it is told now.
+                // Another node may change a file's mode; only the file's home knows its bytes. This node knows its own files better,
+                // unless it had evicted the bytes and then lost the name: then only the state that it published before is left.
                 let of_home = facts.file.incarnation == home && (home != self.own || known.is_none());
-                // They are read to the end; whoever opens the name from now on has the others.
+                // Programs read the old bytes to the end; whoever opens the name from now on gets the new ones.
                 let node = if of_home && self.state.tree.node(node)?.is_open_with_other_bytes(facts)? {
                     self.begin_anew(node, facts, home)?
                 } else {
@@ -233,7 +234,7 @@ impl Mirroring<'_> {
         Ok(node)
     }
 
-    /// A node that another node has at `path`, made where it is missing.
+    /// Returns the node that another node has at `path`, creating it if it is missing.
     fn make_mirror(
         &mut self,
         path: &[u8],
@@ -256,7 +257,7 @@ impl Mirroring<'_> {
         }
     }
 
-    /// A file that another node has at `path`. Where the name is another file's, that one is superseded.
+    /// Returns the file that another node has at `path`. If the name belongs to another file, supersedes that file.
     fn make_file(
         &mut self,
         path: &[u8],
@@ -277,7 +278,7 @@ impl Mirroring<'_> {
             }
             self.drop_name(parent, name, attributes.mtime_ns)?;
         }
-        // A copy of it may be here already, out of sight: then it gets its name.
+        // A hidden copy of the file may be here already: then the copy gets its name.
         if let Some(known) = self.state.identities.adopted(file)
             && self.state.tree.is_reachable(known)
         {
@@ -314,14 +315,14 @@ impl Mirroring<'_> {
         };
         let home = match &found.kind {
             NodeKind::File(facts) => facts.file.incarnation,
-            // Whose it is makes no difference for what has no bytes.
+            // For nodes without bytes the home makes no difference.
             NodeKind::Directory | NodeKind::Symlink { .. } => Incarnation(0),
         };
         if let (NodeKind::File(facts), Some(here)) = (&found.kind, here)
             && home == self.own
             && self.state.tree.node(here)?.file().is_ok_and(|file| file.id == facts.file)
         {
-            // Our own: of its bytes we know better.
+            // This node's own file: this node knows its bytes better.
             take_attributes(&mut self.state.tree, here, found, Teller::Other)?;
             return self.settle_other_names((parent, name), found, asked_at, now_ns);
         }
@@ -330,7 +331,7 @@ impl Mirroring<'_> {
             && let Some(known) =
                 self.state.node_of(facts.file, self.own).filter(|node| self.state.tree.is_reachable(*node))
         {
-            // It has this name by now, whatever it is called here.
+            // The file has this name by now, whatever its name here.
             self.give_name(known, (parent, name), now_ns)?;
         }
         self.take_state(found, home)?;
@@ -338,8 +339,8 @@ impl Mirroring<'_> {
         self.settle_other_names((parent, name), found, asked_at, now_ns)
     }
 
-    /// Takes a name away with all that is below it. What somebody has open lives on without it; what only this node has is put
-    /// aside, since it may have another name by now.
+    /// Removes a name with everything below it. Files that a program has open live on without a name. Puts aside files that only this
+    /// node has, since they may have another name by now.
     pub(super) fn drop_name(&mut self, parent: NodeId, name: &[u8], now_ns: i64) -> Result<(), FsError> {
         let top = self.state.tree.child(parent, name)?;
         loop {
@@ -366,7 +367,8 @@ impl Mirroring<'_> {
         }
     }
 
-    /// Whether a name stays because of what was made there from the number `since` on. What is below it and older goes then.
+    /// Keeps a name if its node, or a node below it, has a number from `since` on, and removes the older names below it. Returns whether
+    /// the name stays.
     pub(super) fn drop_before(
         &mut self,
         parent: NodeId,
@@ -392,7 +394,7 @@ impl Mirroring<'_> {
 }
 
 impl File {
-    /// Makes a file this node's own that was taken for another node's.
+    /// Makes a file that was taken for another node's this node's own.
     fn take_back(&mut self) {
         self.remote = None;
         let own = |writer: &Arc<WriterId>| Arc::new(WriterId { home: None, ..WriterId::clone(writer) });
@@ -400,13 +402,14 @@ impl File {
     }
 }
 
-/// The node that a name means, if that is what is told of.
+/// Returns the node under a name, if it is the described one.
 fn meant(tree: &Tree, parent: NodeId, name: &[u8], what: Option<FileId>) -> Result<NodeId, FsError> {
     let node = tree.child(parent, name)?;
     if tree.node(node)?.file_id() == what { Ok(node) } else { Err(FsError::Stale) }
 }
 
-/// A directory is whoever's who made something in it: holders of copies tell of files in directories that their home made.
+/// Whether other nodes made the node. A directory belongs to every node that made something in it: holders of copies publish files in
+/// directories that their home made.
 fn is_made_by_others(tree: &Tree, node: NodeId, nodes: &Range<NodeId>, home: Incarnation) -> bool {
     let Ok(found) = tree.node(node) else { return false };
     nodes.contains(&node)
@@ -419,7 +422,7 @@ fn is_made_by_others(tree: &Tree, node: NodeId, nodes: &Range<NodeId>, home: Inc
         }
 }
 
-/// Whether an operation of `home` would supersede, move or remove what others made among `nodes`.
+/// Whether an operation of `home` would supersede, move or remove nodes among `nodes` that other nodes made.
 pub(super) fn meets_made(
     tree: &Tree,
     operation: &NameOperation,
@@ -428,16 +431,16 @@ pub(super) fn meets_made(
 ) -> bool {
     let made = |path: &[u8]| tree.resolve(path).is_ok_and(|node| is_made_by_others(tree, node, nodes, home));
     match operation {
-        // Two that make one directory have the same.
+        // Two nodes that make the same directory share it.
         NameOperation::Directory { path, .. } => {
             let is_directory = |node| tree.node(node).is_ok_and(Node::is_directory);
             !tree.resolve(path).is_ok_and(is_directory) && made(path)
         }
         NameOperation::Symlink { path, .. } | NameOperation::File { path, .. } => made(path),
-        // A file is known by more than its name.
+        // A file is identified by more than its name.
         NameOperation::Removed { path, what } => what.is_none() && made(path),
         NameOperation::Renamed { from, to, what, .. } => made(to) || what.is_none() && made(from),
-        // No name gives way to another one of a file, and of a file that was taken since the old one is not there.
+        // Another name of a file takes no name away; a taken file's old file is not here.
         NameOperation::Linked { .. } | NameOperation::Taken { .. } => false,
     }
 }
@@ -452,7 +455,7 @@ fn is_special(tree: &Tree, node: NodeId) -> bool {
     tree.node(node).is_ok_and(|node| matches!(node.body, Body::Special(_)))
 }
 
-/// The directories of a path, and its last part.
+/// Splits a path into its directories and its last part.
 pub(super) fn parts(path: &[u8]) -> Result<(Vec<&[u8]>, &[u8]), FsError> {
     let mut parts: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
     let name = parts.pop().filter(|name| !name.is_empty()).ok_or(FsError::Invalid)?;

@@ -109,7 +109,7 @@ impl NameCalls<'_> {
         self.make(caller, parent, name, 0o777, Body::Symlink(target.into()))
     }
 
-    /// Makes a pipe, a socket or a device; counts the look-up. It is of this node only: Tier-3 does not know it.
+    /// Makes a pipe, a socket or a device; counts the look-up. The node exists on this node only: Tier-3 does not know it.
     ///
     /// # Errors
     /// As [`NameCalls::mkdir`].

@@ -1,4 +1,4 @@
-//! One node: its attributes, its names, and what it is.
+//! A single node: its attributes, its names and its kind.
 //!
 //! Owns: [`Node`] and [`Directory`]. Does not own: a file's life (`file`), how nodes hang together (`tree`).
 
@@ -30,19 +30,19 @@ pub(super) struct Node {
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    /// Shares its inode number with the node it replaced.
+    /// Whether it shares its inode number with the node that it replaced.
     pub(super) overwritten: bool,
     pub(super) atime_ns: i64,
     pub(super) mtime_ns: i64,
     pub(super) ctime_ns: i64,
     /// When a call last set mode, owner, mtime or an extended attribute, here or on another node; 0: none has.
     pub(super) attributes_ns: i64,
-    /// How often the kernel was told of this node and has not forgotten it.
+    /// Number of look-ups of this node that the kernel has not forgotten yet.
     pub(super) lookups: u64,
-    /// Found by this daemon in a session that goes on: the kernel may know it, and was told of it an unknown number of times.
+    /// Whether this daemon found the node in a session that goes on. The kernel may know it from an unknown number of look-ups.
     pub(super) taken_up: bool,
-    /// The daemon took the last name away, or gave it to another node, of which the kernel may not know: an open that comes here
-    /// may have meant a name that leads elsewhere now.
+    /// Whether the daemon removed the last name, or gave it to another node, perhaps without the kernel knowing. An open that arrives
+    /// here may have meant a name that leads elsewhere now.
     pub(super) forsaken: bool,
     link: Option<Link>,
     /// Hard links beyond the first; nearly always empty.
@@ -51,7 +51,7 @@ pub(super) struct Node {
     pub(super) body: Body,
 }
 
-/// What a node is.
+/// The kind of a node, with its content.
 #[derive(Debug)]
 pub(super) enum Body {
     File(Box<File>),
@@ -74,8 +74,8 @@ impl Body {
         }
     }
 
-    /// The mode after chown(2), which takes suid, and the sgid of what its group may execute, from all but directories. The kernel
-    /// leaves it to us (`FUSE_HANDLE_KILLPRIV_V2`).
+    /// Returns the mode after chown(2). Except for directories, chown(2) clears suid, and sgid where the group may execute. The kernel
+    /// leaves this to us (`FUSE_HANDLE_KILLPRIV_V2`).
     pub(super) fn mode_after_chown(&self, mode: u32) -> u32 {
         if matches!(self, Self::Directory(_)) {
             return mode;
@@ -85,7 +85,7 @@ impl Body {
     }
 }
 
-/// One entry of a directory.
+/// An entry of a directory.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) name: Name,
@@ -100,7 +100,7 @@ pub(super) struct Directory {
     pub(super) by_cookie: BTreeMap<u64, Entry>,
     pub(super) next_cookie: u64,
     pub(super) subdirectories: u32,
-    /// When it got its name by rename; 0 for one that was made under it.
+    /// When the directory got its name by rename; 0 if it was made under that name.
     pub(super) renamed_ns: i64,
 }
 
@@ -117,7 +117,7 @@ impl Default for Directory {
 }
 
 impl Node {
-    /// A node without a name; all three times are `now_ns`.
+    /// Creates a node without a name; all three times are `now_ns`.
     pub(super) fn new(ino: u64, mode: u32, uid: u32, gid: u32, now_ns: i64, body: Body) -> Self {
         Self {
             ino,
@@ -139,7 +139,7 @@ impl Node {
         }
     }
 
-    /// The file that it is; none for anything else.
+    /// Returns the file's identity; none for other kinds of node.
     pub(super) fn file_id(&self) -> Option<FileId> {
         self.file().ok().map(|file| file.id)
     }
@@ -157,8 +157,8 @@ impl Node {
         u32::try_from(count).expect("links are bounded by MAX_LINKS")
     }
 
-    /// Whether the kernel may still ask for it. What it learned of before this daemon began, and was not told the end of, it
-    /// asks for as of what never had a name.
+    /// Whether the kernel may still ask for the node. Recovered nodes count, since this daemon does not know whether the kernel forgot
+    /// them, unless their last name was removed.
     pub(super) fn is_remembered(&self) -> bool {
         self.lookups > 0 || (self.taken_up && !self.forsaken)
     }
@@ -199,7 +199,7 @@ impl Node {
         }
     }
 
-    /// The file a node is; what is none is refused as open(2) and truncate(2) refuse it.
+    /// Returns the node's file; refuses other kinds as open(2) and truncate(2) do.
     pub(super) fn file(&self) -> Result<&File, FsError> {
         match &self.body {
             Body::File(file) => Ok(file),

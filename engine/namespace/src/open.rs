@@ -24,13 +24,13 @@ use tidemark_protocol::file::FileEvent;
 use tidemark_protocol::id::{FileId, Generation, Incarnation};
 use tidemark_tier1::Backing;
 
-/// What an open came to.
+/// Outcome of an open.
 #[derive(Debug)]
 pub enum OpenOutcome {
     Ready(OpenFile),
     /// The bytes are elsewhere: fetch them, then call [`Namespace::finish_cold_open`].
     Cold(ColdFile),
-    /// The bytes lay here while no daemon looked after them: verify them, then open again.
+    /// The bytes lay here while no daemon was running: verify them, then open again.
     Unverified,
 }
 
@@ -41,7 +41,7 @@ const TRUNCATE: i32 = 0o1000;
 const EXCLUSIVE: i32 = 0o200;
 const EXECUTES: i32 = 0o40;
 
-/// How bytes are made ready to be changed.
+/// How bytes are prepared for a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     /// In this backing file.
@@ -53,10 +53,10 @@ pub(super) enum Change {
 }
 
 impl File {
-    /// How a change of a file of `size_bytes` must be made that keeps `kept` of them.
+    /// Returns how to make a change of a file of `size_bytes` that keeps `kept` of them.
     pub(super) fn change(&self, size_bytes: u64, kept: Spared) -> Change {
         let keep_bytes = kept.of(size_bytes);
-        // An empty file has no bytes that anybody could lose, and is often there to be locked.
+        // An empty file has no bytes to lose, and often exists only to be locked.
         let emptied = keep_bytes == 0 && size_bytes > 0;
         let frozen = self.is_held() || (self.fate.seal().is_some() && emptied);
         match (frozen, self.opens) {
@@ -192,10 +192,10 @@ impl Namespace {
         }
     }
 
-    /// Opens a file. O_TRUNC of unsealed bytes happens in place; of sealed ones in a new backing file, or, with
-    /// handles open, in a new node. Opening for append or update withdraws the seal; while the seal's bytes are
-    /// being hashed or uploaded they are copied first, and the copy's cost is in this call. What fails has changed nothing. What is saved over
-    /// may lack room for what it had ([`OpenFile::awaits_bytes`]).
+    /// Opens a file. O_TRUNC of unsealed bytes happens in place; of sealed ones in a new backing file, or, with handles open, in a new
+    /// node. Opening for append or update withdraws the seal; while the seal's bytes are being hashed or uploaded they are copied first,
+    /// and the copy's cost is in this call. A failed open has changed nothing. A file that is overwritten may lack room for its former
+    /// size ([`OpenFile::awaits_bytes`]).
     ///
     /// # Errors
     /// [`FsError::Stale`] once where the name is to be looked up again ([`Namespace::lookup_by`]); [`FsError::IsDirectory`],
@@ -224,7 +224,7 @@ impl Namespace {
             let target = state.tree.node(node)?;
             let file = target.file()?;
             if !writable && state.handles.is_running(node) {
-                // With O_RDONLY|O_TRUNC the kernel looks whether a program runs from it only after we have truncated.
+                // With O_RDONLY|O_TRUNC the kernel checks only after our truncation whether a program runs from the file.
                 return Err(FsError::Running);
             }
             if target.link_count() == 0 && file.is_lost() && !truncates {
@@ -245,10 +245,10 @@ impl Namespace {
             };
             let file = state.tree.file_mut(node)?;
             file.busy = true;
-            // Where nobody has it open, it may be begun anew elsewhere.
+            // If no program has the file open, it may be recreated elsewhere.
             break (size_bytes, change, file.backing.clone().filter(|_| file.opens == 0));
         };
-        // What is written anew becomes about as large as it was, or as its name was the last time.
+        // An overwritten file becomes about as large as before, or as its name was the last time.
         let expected_bytes =
             if truncates { self.overwrites().expected_bytes(node).max(size_bytes) } else { 0 };
         if let (true, Change::InPlace, Some(old)) = (truncates && self.tier1.has_spill(), change, &old)
@@ -291,7 +291,7 @@ impl Namespace {
             }
             state.open_for(caller, node, writable)
         })?;
-        // The bytes that it replaces are on their way out only now, and are often the room that it needs.
+        // The replaced bytes are released only now, and are often the room that the new ones need.
         if writable && expected_bytes > 0 && opened.backing.reserve(expected_bytes).is_err() {
             opened.awaits_bytes = expected_bytes;
         }
@@ -320,7 +320,7 @@ impl Namespace {
         let mut empty = if here { None } else { Some(self.room().new_backing(Some(0))?) };
         let opened = self.state.change(|state| {
             let file = state.tree.file_mut(node)?;
-            // Reclaimed, or begun to be changed, between the two looks.
+            // The file was reclaimed, or a change of it began, between the two holds of the lock.
             if file.busy || (file.backing.is_none() && file.size_bytes > 0) {
                 return Ok(None);
             }
@@ -341,7 +341,7 @@ impl Namespace {
 }
 
 impl State {
-    /// What was said of a file's bytes holds no more: they are about to be changed where they are.
+    /// Withdraws the seal of a file whose bytes are about to be changed in place.
     pub(super) fn withdraw_seal(&mut self, node: NodeId, own: FileId) -> Result<(), FsError> {
         let file = self.tree.file_mut(node)?;
         if file.fate.seal().is_none() {
@@ -356,7 +356,7 @@ impl State {
         Ok(())
     }
 
-    /// The names of `node` meant the file `from` until now, and mean `own` from now on.
+    /// Notes that the names of `node` meant the file `from` until now, and mean `own` from now on.
     fn takes(&mut self, node: NodeId, from: FileId, own: FileId) {
         if from == own {
             return;

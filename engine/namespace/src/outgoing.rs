@@ -1,10 +1,10 @@
-//! What other nodes have to be told: the operations on names made here, in order, and the nodes whose state changed.
+//! Changes to publish to other nodes: the operations on names made here, in order, and the nodes whose state changed.
 //!
-//! Owns: collecting both in the change that makes them, and for whom. Does not own: which operations are kept (`unanswered`),
-//! nodes as they stand (`standing`), sending them (`cluster::publisher`), taking in what others send (`mirror`).
+//! Owns: collecting both in the change that makes them, and their audience. Does not own: which operations are kept (`unanswered`), nodes
+//! as they stand (`standing`), sending them (`cluster::publisher`), applying other nodes' changes (`mirror`).
 //!
-//! Operations keep their order; states are told as they are when somebody asks, so that a thousand changes of one file are one.
-//! Where more has gathered than is kept, everything is told anew instead: nothing is lost by that but time.
+//! Operations keep their order. States are published as they are at that moment, so that a thousand changes of one file are a single
+//! state. If more has gathered than is kept, everything is published anew, which costs nothing but time.
 
 use super::attr::observe;
 use super::carried::CarriedNames;
@@ -21,41 +21,43 @@ use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttribut
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::split;
 
-/// Names whose last operation is remembered: far more than change while one question is on its way.
+/// Names whose last operation is remembered: far more than change while a question is on its way.
 const RECENT_MAX: usize = 1 << 14;
 
-/// Files that are begun and empty at a time: more than programs may have open. Of what is beyond it others hear when it is closed.
+/// Files that are begun and empty at a time: more than programs may have open. Files beyond this limit are published when they are
+/// closed.
 const BEGUN_MAX: usize = 1 << 16;
 
-/// Who is told.
+/// Receiver of this node's changes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Audience {
     /// Another node, which coordinates.
     #[default]
     Coordinator,
-    /// This node coordinates, and another keeps its tree. If it is not the coordinator any more, its operations tell what that one missed.
+    /// This node coordinates, and another keeps its tree. If this node loses the coordinator role, its operations tell its successor what
+    /// it missed.
     Keeper,
-    /// This node coordinates, and nobody keeps its tree.
+    /// This node coordinates, and no other node keeps its tree.
     Nobody,
 }
 
-/// Changes that other nodes have to be told of; nothing is collected where there are none.
+/// Changes to publish to other nodes; nothing is collected if there are none.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     pub(super) untold: Option<Unpublished>,
-    /// Operations that names of Tier-3 do not know of, while those are awaited.
+    /// Operations that names read from Tier-3 do not reflect, while those names are awaited.
     pub(super) carried: CarriedNames,
 }
 
-/// What has not been told.
+/// Changes that have not been published.
 #[derive(Debug, Default)]
 pub(super) struct Unpublished {
     pub(super) unanswered: Unanswered,
     audience: Audience,
     touched: BTreeSet<NodeId>,
-    /// Files that were told to be empty while a program writes them: of what it writes past the daemon nobody is told.
+    /// Files that were published as empty while a program writes them. Writes past the daemon are not published.
     begun: BTreeSet<NodeId>,
-    /// What is changed now was heard from others.
+    /// Whether the current change came from other nodes.
     muted: bool,
     recent: RecentNames,
 }
@@ -71,7 +73,7 @@ impl Unpublished {
 struct RecentNames {
     /// Counts operations on names.
     number: u64,
-    /// The last operation on each, and their order.
+    /// The last operation on each name, and the order of these operations.
     last: HashMap<(NodeId, Vec<u8>), u64>,
     order: VecDeque<((NodeId, Vec<u8>), u64)>,
 }
@@ -90,14 +92,14 @@ impl RecentNames {
     }
 }
 
-/// A publication to be.
+/// A publication to send.
 #[derive(Debug, Default)]
 pub struct Told {
-    /// Its number; 0 where there is nothing to tell.
+    /// The publication's number; 0 if there is nothing to publish.
     pub number: u64,
     pub operations: Vec<NameOperation>,
     pub states: Vec<OutgoingNode>,
-    /// Nothing else was to be told then.
+    /// Whether nothing else was left to publish then.
     pub all: bool,
 }
 
@@ -107,15 +109,15 @@ pub struct OutgoingNode {
     pub node: NodeId,
     pub path: Vec<u8>,
     pub attributes: NodeAttributes,
-    /// When a call last set any of them.
+    /// When a call last set any of the attributes.
     pub attributes_ns: i64,
-    /// Its other paths, where they are known to be all.
+    /// The node's other paths, if all of them are known.
     pub other_names: Option<Vec<Vec<u8>>>,
     pub body: OutgoingBody,
 }
 
 impl OutgoingNode {
-    /// How many bytes of a message it takes, about and at most.
+    /// Upper estimate of the bytes that the node takes in a message.
     pub(super) fn bytes_most(&self) -> usize {
         let of_body = match &self.body {
             OutgoingBody::File(view) => match &view.state {
@@ -129,7 +131,7 @@ impl OutgoingNode {
     }
 }
 
-/// What it is.
+/// The kind of a node, with its content.
 #[derive(Debug, Clone)]
 pub enum OutgoingBody {
     Directory,
@@ -137,15 +139,15 @@ pub enum OutgoingBody {
     File(Box<FileView>),
 }
 
-/// Publications to other nodes, for whoever sends them.
+/// Publications to other nodes, for the sender.
 #[derive(Debug, Clone, Copy)]
 pub struct Publications<'a> {
     pub(super) state: &'a Guarded,
 }
 
 impl Publications<'_> {
-    /// From now on another node coordinates, and changes are collected for it ([`Publications::take_outgoing`]). Nothing changes while this tree is
-    /// the catalog: a join that was under way when this node took the seat ends after that.
+    /// Starts collecting changes for another node, which coordinates from now on ([`Publications::take_outgoing`]). Does nothing while
+    /// this tree is the catalog: a join that was under way when this node took the coordinator role ends after that.
     pub fn collect_outgoing(&self) {
         self.state.look(|state| {
             if state.removed.is_some() {
@@ -158,8 +160,8 @@ impl Publications<'_> {
         });
     }
 
-    /// From now on this node coordinates: its tree is what others are told of. Its own operations stay here until what came of
-    /// them is kept elsewhere, where anybody keeps it.
+    /// Makes this tree the source of other nodes' state, since this node coordinates from now on. If `is_kept`, another node keeps this
+    /// tree, and this node's own operations stay here until their outcome is kept there.
     pub fn lead_outgoing(&self, is_kept: bool) {
         self.state.look(|state| {
             if is_kept && !state.outgoing.is_collected() {
@@ -172,9 +174,9 @@ impl Publications<'_> {
         });
     }
 
-    /// Takes what is to be told: up to `most` operations first, and states once no operation is left; of each up to `bytes_most` besides the last.
-    /// With a number where there is anything, or `anyway`. It is in the journal when this returns: whoever takes over knows that it may have been
-    /// sent.
+    /// Takes the next publication: up to `most` operations first, and states once no operation is left; each kind up to `bytes_most`
+    /// bytes besides its last item. Numbers the publication if there is anything to publish, or if `anyway`. The number is in the journal
+    /// when this returns, so that a successor knows that the publication may have been sent.
     #[must_use]
     pub fn take_outgoing(&self, most: usize, bytes_most: usize, anyway: bool) -> Told {
         self.publish(|state| {
@@ -208,15 +210,16 @@ impl Publications<'_> {
         })
     }
 
-    /// Begins to tell everything: the next part of up to `most` operations, and of up to `bytes_most` besides the last; without a number where
-    /// none is left. States of what this node has that were to be told are in what follows.
+    /// Begins to publish everything. Takes the next part: up to `most` operations, and up to `bytes_most` bytes besides the last. The
+    /// part has no number when no operation is left. Drops collected states of this node's own nodes, because the whole that follows
+    /// contains them.
     #[must_use]
     pub fn take_operations(&self, most: usize, bytes_most: usize) -> Told {
         self.publish(|state| {
             let (nodes, Some(outgoing)) = (&state.tree.nodes, &mut state.outgoing.untold) else {
                 return Told::default();
             };
-            // Of others' files a whole says nothing.
+            // The whole omits other nodes' files, so their states stay.
             let is_others = |node: &Node| node.file().is_ok_and(|file| file.remote.is_some());
             outgoing.touched.retain(|id| nodes.get(id).is_some_and(|node| is_others(node)));
             if !outgoing.unanswered.has_operations() {
@@ -228,7 +231,7 @@ impl Publications<'_> {
         })
     }
 
-    /// The number of a publication that has no operations.
+    /// Returns the number of a new publication without operations.
     #[must_use]
     pub fn number_publication(&self) -> u64 {
         self.publish(|state| {
@@ -251,13 +254,13 @@ impl Publications<'_> {
         told
     }
 
-    /// The publication that has not been answered yet, also one of the daemon before.
+    /// Returns the publication that has not been answered yet, also one of the previous daemon.
     #[must_use]
     pub fn unanswered_publication(&self) -> Option<(u64, Vec<NameOperation>)> {
         self.state.look(|state| state.outgoing.untold.as_ref()?.unanswered.on_its_way())
     }
 
-    /// The operations that nobody has answered for.
+    /// Returns the operations that have not been answered.
     #[must_use]
     pub fn untold_operations(&self) -> Vec<NameOperation> {
         self.state.look(|state| {
@@ -266,7 +269,7 @@ impl Publications<'_> {
         })
     }
 
-    /// Whether something was done to names here that nobody has answered for.
+    /// Whether any operation on names here has not been answered.
     #[must_use]
     pub fn has_untold(&self) -> bool {
         self.state.look(|state| {
@@ -278,7 +281,7 @@ impl Publications<'_> {
         })
     }
 
-    /// The number of the last publication.
+    /// Returns the number of the last publication.
     #[must_use]
     pub fn last_publication(&self) -> u64 {
         self.state.look(|state| {
@@ -286,7 +289,7 @@ impl Publications<'_> {
         })
     }
 
-    /// The number of the last publication that was answered, as far as the journal knows.
+    /// Returns the number of the last answered publication, as far as the journal knows.
     #[must_use]
     pub fn last_answered(&self) -> u64 {
         self.state.look(|state| {
@@ -294,34 +297,34 @@ impl Publications<'_> {
         })
     }
 
-    /// The last publication was answered.
+    /// Notes that the last publication was answered.
     pub fn publication_answered(&self) {
         self.with_unanswered(Unanswered::answered);
     }
 
-    /// The last publication is not sent again: what was in it is told with everything.
+    /// Notes that the last publication is not sent again: its content is published with everything.
     pub fn publication_unsent(&self) {
         self.with_unanswered(Unanswered::unsent);
     }
 
-    /// The last loss of operations that were to be told, where everything was not told since: then states make names.
+    /// Returns the last loss of unpublished operations, if everything was not published since. Until then states create names.
     #[must_use]
     pub fn lost_operations(&self) -> Option<u64> {
         self.state.look(|state| state.outgoing.untold.as_ref()?.unanswered.lost())
     }
 
-    /// Operations are missing where they are to be told.
+    /// Notes that unpublished operations are missing.
     pub fn lose_operations(&self) {
         self.with_unanswered(Unanswered::miss);
     }
 
-    /// Everything was told since that loss.
+    /// Notes that everything was published since that loss.
     pub fn everything_told(&self, loss: u64) {
         self.with_unanswered(|unanswered| unanswered.make_up(loss));
     }
 
-    /// The tree is kept elsewhere as this node's operations up to its publication of that number left it.
-    /// `loss`: the last operations of them that were not collected.
+    /// Notes that the tree is kept elsewhere, as of this node's publication of that number. `loss`: the last loss of operations before
+    /// it.
     pub fn kept_until(&self, publication: u64, loss: Option<u64>) {
         self.with_unanswered(|unanswered| {
             if unanswered.publication() == publication {
@@ -341,14 +344,14 @@ impl Publications<'_> {
         });
     }
 
-    /// How many operations on names there have been: what was asked before the next one does not know of that.
+    /// Returns the number of operations on names so far. An answer requested before the next operation does not reflect it.
     #[must_use]
     pub fn names_number(&self) -> u64 {
         self.state.look(|state| state.outgoing.number())
     }
 
-    /// Files that were told to be empty and have bytes by now are to be told again. Each costs a look at its size, so the lock is let go
-    /// of between [`NODES_AT_ONCE`] of them.
+    /// Queues files that were published as empty and have bytes by now. Each costs a look at its size, so the lock is released after
+    /// every [`NODES_AT_ONCE`] of them.
     pub fn tell_begun(&self) {
         let mut after = ROOT;
         while let Some(last) = self.state.look(|state| state.outgoing.tell_begun_after(&state.tree, after)) {
@@ -356,12 +359,12 @@ impl Publications<'_> {
         }
     }
 
-    /// Wakes whoever tells others, whether there is something or not.
+    /// Wakes the sender, whether there is something to publish or not.
     pub fn told_again(&self) {
         self.state.told.notify_one();
     }
 
-    /// Resolves when there may be something to tell.
+    /// Resolves when there may be something to publish.
     pub async fn outgoing_changed(self) {
         self.state.told.notified().await;
     }
@@ -373,13 +376,13 @@ impl Outgoing {
         self.untold.is_some()
     }
 
-    /// Goes on telling where the daemon before was killed. What it did to names last, the coordinator does not know.
+    /// Goes on publishing where the previous daemon was killed. The coordinator does not know that daemon's last operations on names.
     pub(super) fn tell_on(&mut self, unanswered: Option<Unanswered>, tree: &Tree) {
         let Some(unanswered) = unanswered else { return };
         let mut recent = RecentNames::default();
         for path in unanswered.operations().flat_map(NameOperation::paths) {
             let (parent, name) = split(path);
-            // A directory that was moved since is said by what moved it.
+            // If a directory was moved since, the operation that moved it tells so.
             if let Ok(parent) = tree.resolve(parent) {
                 recent.note((parent, name.to_vec()));
             }
@@ -387,12 +390,12 @@ impl Outgoing {
         self.untold = Some(Unpublished { unanswered, recent, ..Unpublished::default() });
     }
 
-    /// How many operations on names there have been.
+    /// Returns the number of operations on names so far.
     pub(super) fn number(&self) -> u64 {
         self.untold.as_ref().map_or(0, |untold| untold.recent.number)
     }
 
-    /// Notes an operation on names. Costs nothing where nobody is to be told.
+    /// Notes an operation on names. Costs nothing if no node is to be notified.
     pub(super) fn tell(&mut self, operation: impl FnOnce() -> Option<NameOperation>) {
         let is_carried = self.carried.is_collected();
         match &mut self.untold {
@@ -413,14 +416,14 @@ impl Outgoing {
         }
     }
 
-    /// A name was given or taken away here.
+    /// Notes that a name was given or removed here.
     pub(super) fn note_name(&mut self, parent: NodeId, name: &[u8]) {
         if let Some(untold) = &mut self.untold {
             untold.recent.note((parent, name.to_vec()));
         }
     }
 
-    /// Whether a name changed here after so many operations.
+    /// Whether a name changed here after operation `number`.
     pub(super) fn is_newer(&self, parent: NodeId, name: &[u8], number: u64) -> bool {
         let untold = self.untold.as_ref();
         untold.is_some_and(|untold| {
@@ -428,21 +431,21 @@ impl Outgoing {
         })
     }
 
-    /// What this change touches was heard from others; they are not told of it.
+    /// Marks the current change as coming from other nodes, so that it is not published to them.
     pub(super) fn mute(&mut self) {
         if let Some(untold) = &mut self.untold {
             untold.muted = true;
         }
     }
 
-    /// The bytes of a file are to be seen elsewhere as they are now. Nothing of it changes for the journal.
+    /// Queues a file whose present size other nodes need. For the journal nothing changes.
     pub(super) fn tell_size(&mut self, node: NodeId) {
         if let Some(untold) = &mut self.untold {
             untold.touched.insert(node);
         }
     }
 
-    /// A node was told as it stands.
+    /// Notes that a node was published as it stands.
     pub(super) fn note_begun(&mut self, node: NodeId, told: Option<&OutgoingNode>) {
         let Some(untold) = &mut self.untold else { return };
         let is_begun = told.is_some_and(|told| match &told.body {
@@ -458,7 +461,7 @@ impl Outgoing {
         }
     }
 
-    /// [`Publications::tell_begun`] for the next files after that one; gives the last of them, and none where there is none.
+    /// [`Publications::tell_begun`] for the next files after `after`; returns the last of them, or none if there is none.
     pub(super) fn tell_begun_after(&mut self, tree: &Tree, after: NodeId) -> Option<NodeId> {
         let (nodes, untold) = (&tree.nodes, self.untold.as_mut()?);
         let size_bytes = |id: &NodeId| {
@@ -474,7 +477,7 @@ impl Outgoing {
         some.last().copied()
     }
 
-    /// Whether there is something to tell.
+    /// Whether there is something to publish.
     pub(super) fn tells(&self) -> bool {
         self.untold.as_ref().is_some_and(|untold| {
             untold.audience == Audience::Coordinator
@@ -482,7 +485,7 @@ impl Outgoing {
         })
     }
 
-    /// At the end of a change: its nodes are to be told, or not.
+    /// Queues, at the end of a change, the changed nodes if they are to be published.
     #[inline]
     pub(super) fn collect(&mut self, touched: &Touched) {
         if let Some(untold) = &mut self.untold
@@ -493,7 +496,7 @@ impl Outgoing {
         }
     }
 
-    /// Operations that are kept in one go with the present tree count as a publication of this node; gives its number.
+    /// Counts operations that are kept together with the present tree as a publication of this node; returns its number.
     pub(super) fn publish_to_keeper(&mut self) -> u64 {
         let Some(untold) = &mut self.untold else { return 0 };
         if untold.audience == Audience::Keeper && !untold.unanswered.has_all_sent() {
@@ -502,15 +505,15 @@ impl Outgoing {
         untold.unanswered.publication()
     }
 
-    /// Something about a node changed here that an answer about its names, which may be on its way, does not know of.
+    /// Notes that a node's names changed here in a way that an answer on its way does not reflect.
     pub(super) fn note_names_of(&mut self, tree: &Tree, node: NodeId) {
         let Some(untold) = &mut self.untold else { return };
         tree.names_of(node).into_iter().for_each(|name| untold.recent.note(name));
     }
 
-    /// The names of `node` meant the file `from` until now, and mean `own` from now on.
+    /// Notes that the names of `node` meant the file `from` until now, and mean `own` from now on.
     pub(super) fn tell_taken(&mut self, tree: &Tree, node: NodeId, from: FileId, own: FileId) {
-        // An answer about one of them that is on its way, and what etcd keeps, do not know of this.
+        // An answer on its way about such a name, and the names in etcd, do not reflect this.
         self.note_names_of(tree, node);
         self.tell(|| {
             let taken = tree.node(node).ok()?;

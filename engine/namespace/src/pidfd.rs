@@ -1,4 +1,4 @@
-//! How a process ended, asked of the kernel by a descriptor of it.
+//! How a process ended, read from the kernel through the process's descriptor.
 //!
 //! Owns: PIDFD_GET_INFO (include/uapi/linux/pidfd.h). Does not own: whose descriptors, and what follows.
 
@@ -16,11 +16,11 @@ struct PidfdInfo {
     mask: u64,
     cgroup: u64,
     ids: [u32; 11],
-    /// As wait(2) gives it.
+    /// Status as wait(2) gives it.
     exit_code: i32,
 }
 
-/// Of what wait(2) gives, the signal.
+/// Mask of the signal in the status that wait(2) gives.
 const SIGNAL: i32 = 0x7f;
 
 const GET_INFO: Opcode = opcode::read_write::<PidfdInfo>(0xff, 11);
@@ -32,12 +32,12 @@ pub enum Ended {
     Well,
     /// exit with anything else.
     Failed,
-    /// By a signal.
+    /// A signal.
     Killed,
 }
 
 impl Ended {
-    /// What wait(2) gives says.
+    /// Decodes the status that wait(2) gives.
     pub(super) fn from_wait(code: i32) -> Self {
         match (code, code & SIGNAL) {
             (0, _) => Self::Well,
@@ -47,7 +47,7 @@ impl Ended {
     }
 }
 
-/// None while nobody waited for it yet, and where the kernel does not tell.
+/// Returns how the process ended; none while its parent has not waited for it, and if the kernel does not tell.
 pub(super) fn ended(process: &OwnedFd) -> Option<Ended> {
     let mut info = PidfdInfo { mask: INFO_EXIT, ..PidfdInfo::default() };
     // SAFETY: the opcode is of this structure.

@@ -1,7 +1,7 @@
-//! Who reads: which files a process opened, so far as that says what kind of program it is.
+//! Reading programs: the files that each process opened, so far as they show what kind of program it is.
 //!
-//! Owns: the bounded memory of it. Does not own: identifying processes (`writer`), what it means to have read another checkpoint (the
-//! node's visibility).
+//! Owns: the bounded memory of these files. Does not own: identifying processes (`writer`), the consequences of reading another
+//! checkpoint (the node's visibility).
 
 use super::writer::process_of;
 use super::{NodeId, UNPOISONED};
@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Threads remembered, the latest to open something new.
+/// Threads remembered: the latest to open a new file.
 const THREADS: usize = 1024;
-/// Files remembered of each, the latest: a job that resumes opens the files of one checkpoint.
+/// Latest files remembered per thread: a job that resumes opens the files of one checkpoint.
 const FILES: usize = 64;
-/// A thread id is looked up again after this, should it be another's by now.
+/// A thread id is looked up again after this time, since it may belong to another thread by now.
 const CERTAIN_FOR: Duration = Duration::from_secs(60);
 
 /// The files that threads opened for reading.
@@ -36,7 +36,7 @@ impl Readers {
         Self { proc_root, threads: Mutex::default() }
     }
 
-    /// Thread `tid` opened the file at `node`. Costs a short lock; two files of /proc where the thread was not seen of late.
+    /// Notes that thread `tid` opened the file at `node`. Costs a short lock; two files of /proc if the thread was not seen lately.
     pub(super) fn opened(&self, tid: u32, node: NodeId) {
         let known = |reader: &Reader| reader.since.elapsed() < CERTAIN_FOR;
         {
@@ -63,7 +63,7 @@ impl Readers {
 }
 
 impl Readers {
-    /// The files that any thread of these processes opened for reading, of the latest of each.
+    /// Returns the latest files that any thread of these processes opened for reading.
     pub(super) fn opened_by(&self, processes: &BTreeSet<(u32, u64)>) -> BTreeSet<NodeId> {
         let threads = self.threads.lock().expect(UNPOISONED);
         let theirs = threads.values().filter(|reader| processes.contains(&reader.process));

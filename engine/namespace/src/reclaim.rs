@@ -15,7 +15,7 @@ use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::replication::GAVE_WAY;
 use tidemark_tier1::Backing;
 
-/// Where host copies lie. Each has its own room, and making room in one does not help the other.
+/// Where host copies lie. Each place has its own room, and making room in one does not help the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     Memory,
@@ -28,10 +28,10 @@ impl Place {
     }
 }
 
-/// Which copies a round of reclaiming takes.
+/// Copies that a round of reclaiming takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
-    /// All but those that were just prefetched.
+    /// All copies except just prefetched ones.
     Any,
     Prefetched,
 }
@@ -57,12 +57,12 @@ impl Candidate {
 #[derive(Debug, Default)]
 pub(super) struct Reclaimable {
     candidates: BTreeSet<Candidate>,
-    /// Files without a name that the kernel may remember without knowing that: their bytes are the first to give way.
+    /// Files without a name that the kernel may remember without knowing that they have none: their bytes give way first.
     leftovers: BTreeSet<NodeId>,
 }
 
 impl Reclaimable {
-    /// A host copy may give way, unless its class says never.
+    /// Adds a host copy that may give way, unless its class says never.
     pub(super) fn add(&mut self, candidate: Candidate) {
         if candidate.class != ReclaimClass::Never {
             self.candidates.insert(candidate);
@@ -73,7 +73,7 @@ impl Reclaimable {
         self.candidates.remove(candidate);
     }
 
-    /// Up to `most` candidates that go after that one; from the first where there is none.
+    /// Returns up to `most` candidates after `after`, or from the first if there is none.
     fn after(&self, after: Option<Candidate>, most: usize) -> Vec<Candidate> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.candidates.range((from, Bound::Unbounded)).take(most).copied().collect()
@@ -93,7 +93,7 @@ impl Reclaimable {
 }
 
 impl HostCopies<'_> {
-    /// Says what may be taken of a file. A file that is changed goes back to `Never`.
+    /// Sets the class in which a file may be reclaimed. A file that is changed goes back to `Never`.
     pub fn set_reclaim(&self, file: FileId, class: ReclaimClass) {
         self.state.look(|state| {
             let Some(node) = state.node_of(file, self.state.incarnation) else { return };
@@ -109,8 +109,8 @@ impl HostCopies<'_> {
         });
     }
 
-    /// Lets every host copy give way of which a copy in Tier-3 is noted. For a member of a cluster, which was told so once, perhaps before
-    /// its daemon began again; who decides over checkpoints sets classes itself. Costs a look at every node, in slices.
+    /// Lets every host copy with a noted copy in Tier-3 give way. Meant for a member of a cluster, which was told so once, perhaps before
+    /// its daemon restarted; a node that decides over checkpoints sets classes itself. Costs a look at every node, in slices.
     pub fn let_known_objects_give_way(&self) {
         self.state.for_each_node(|state, id| {
             let Ok(file) = state.tree.file_mut(id) else { return };
@@ -161,7 +161,7 @@ impl HostCopies<'_> {
         noted.is_ok()
     }
 
-    /// Tier-3 no longer holds this copy: the host copy is the only one again and is not reclaimed.
+    /// Forgets a copy that Tier-3 no longer holds: the host copy is the only one again and is not reclaimed.
     pub fn forget_object(&self, file: FileId, seal: SealNumber) {
         let forgotten = self.state.change(|state| {
             let Some(node) = state.node_of(file, self.state.incarnation) else { return Ok(()) };
@@ -186,7 +186,7 @@ impl<'a> HostRoom<'a> {
         self.make_room_in(Place::Memory, bytes)
     }
 
-    /// The same, of the files that lie in one of the two places. What was prefetched goes last.
+    /// Does the same for the files in one of the two places. Prefetched files go last.
     pub fn make_room_in(&self, place: Place, bytes: u64) -> u64 {
         let mut freed = self.drop_leftovers(place);
         freed += self.make_room_from(place, bytes.saturating_sub(freed), Wanted::Any);
@@ -197,12 +197,12 @@ impl<'a> HostRoom<'a> {
         }
     }
 
-    /// The same for a prefetch, which takes nothing from one.
+    /// Does the same for a prefetch, which takes no prefetched files.
     pub(super) fn make_room_gently(&self, bytes: u64) -> u64 {
         self.make_room_from(Place::Memory, bytes, Wanted::Any)
     }
 
-    /// Drops the bytes of files that no name leads to, which the kernel remembers perhaps only because nobody told it so.
+    /// Drops the bytes of files without a name that the kernel may remember only because it does not know that.
     fn drop_leftovers(&self, place: Place) -> u64 {
         let dropped = self.state.change(|state| {
             let leftovers = state.reclaimable.take_leftovers();
@@ -249,7 +249,7 @@ impl<'a> HostRoom<'a> {
 }
 
 impl File {
-    /// Whether a round of reclaiming may take its bytes, as far as it says itself.
+    /// Whether a round of reclaiming may take the file's bytes, judged by the file alone.
     fn may_be_taken(&self, place: Place, wanted: Wanted) -> bool {
         let here = self.backing.as_deref().is_some_and(|backing| Place::of(backing) == place);
         let prefetched = self.prefetched_until.is_some_and(|until| Instant::now() < until);
@@ -258,7 +258,7 @@ impl File {
 }
 
 impl State {
-    /// Gives the bytes that are freed. One that is in use, or lies elsewhere, stays for the next time.
+    /// Drops a nameless file's bytes; returns how many were freed. A file that is in use, or in another place, stays for the next time.
     fn drop_leftover(&mut self, node: NodeId, place: Place) -> u64 {
         let Ok(known) = self.tree.node_mut(node) else { return 0 };
         if known.link_count() > 0 {
@@ -279,7 +279,7 @@ impl State {
         freed
     }
 
-    /// Drops a host copy whose bytes Tier-3 has; gives the bytes that are freed. What shares the memory of a peer copy gives way with it.
+    /// Drops a host copy whose bytes Tier-3 has; returns the bytes freed. A file that shares the memory of a peer copy gives way with it.
     fn evict(&mut self, node: NodeId) -> Result<u64, FsError> {
         let Some(backing) = self.drop_backing(node)? else { return Ok(0) };
         let size_bytes = self.tree.file_mut(node)?.size_bytes;
@@ -296,8 +296,8 @@ impl State {
         Ok(if is_last { size_bytes } else { 0 })
     }
 
-    /// Takes the bytes from a file that is at rest and that Tier-3 has; none where they are not here. By dropping, never by truncating: a
-    /// mapping of the old bytes keeps them, where a truncation would be its SIGBUS.
+    /// Takes the backing from a file that is at rest and that Tier-3 has; none if the bytes are not here. Drops it and never truncates: a
+    /// mapping keeps dropped bytes, while a truncation would raise SIGBUS in it.
     fn drop_backing(&mut self, node: NodeId) -> Result<Option<Arc<Backing>>, FsError> {
         let file = self.tree.file_mut(node)?;
         let seal = file.fate.seal().map(|seal| seal.number);

@@ -1,11 +1,11 @@
 //! Waiting for memory that is on its way back.
 //!
-//! Owns: how long a create, an overwrite or a resize waits before it is refused, and who does not wait because nothing
-//! moves. Does not own: making room (`reclaim`), the memory (`tier1`), the threads that wait (the adapter).
+//! Owns: how long a create, an overwrite or a resize waits before it is refused, and which calls do not wait because nothing moves. Does
+//! not own: making room (`reclaim`), the memory (`tier1`), the threads that wait (the adapter).
 //!
-//! Memory comes back a moment after it was given up: the kernel's RELEASE of a reader is on its way, a mapping ends, a
-//! host copy is being uploaded. A refused create costs a job its checkpoint, so it is worth that moment. Writes and
-//! closes never wait (they do not ask us), and where nothing moves nobody waits for long.
+//! Memory comes back a moment after it was released: the kernel's RELEASE of a reader is on its way, a mapping ends, a host copy is being
+//! uploaded. A refused create costs a job its checkpoint, so it is worth that moment. Writes and closes never wait (they do not ask us),
+//! and where nothing moves no call waits for long.
 
 use super::host_room::HostRoom;
 use super::{FsError, LARGEST_FILE_BYTES};
@@ -18,15 +18,15 @@ use tidemark_tier1::Tier1;
 /// frameworks' barriers (10 minutes and more).
 const ROOM_WAIT: Duration = Duration::from_secs(30);
 
-/// Between two tries. Each is a short lock and a look at what may give way.
+/// Pause between two tries. Each try is a short lock and a look at what may give way.
 const ROOM_LOOK: Duration = Duration::from_millis(5);
 
-/// What those who wait share.
+/// State shared by the calls that wait.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     waiting: AtomicUsize,
-    /// What had been released, plus one, when a wait ended in vain; 0 when none did. While no more is released than
-    /// that, others are refused at once.
+    /// Bytes released so far, plus one, when a wait last ended in vain; 0 when none did. While no more is released, other calls are
+    /// refused at once.
     in_vain_at: AtomicU64,
     refused: Mutex<Refusals>,
 }
@@ -34,13 +34,13 @@ pub(super) struct Room {
 /// Calls that were refused for want of room.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Refusals {
-    /// Without writes that the kernel refused.
+    /// Refused calls, without writes that the kernel refused.
     pub count: u64,
-    /// With them.
+    /// Time of the last refusal, including writes that the kernel refused.
     pub last: Option<Instant>,
 }
 
-/// One call's patience.
+/// How long a single call still waits.
 #[derive(Debug)]
 pub struct RoomWait<'a> {
     room: &'a Room,
@@ -49,14 +49,14 @@ pub struct RoomWait<'a> {
 }
 
 impl<'a> HostRoom<'a> {
-    /// Patience for a call that may meet [`FsError::NoSpace`](super::FsError::NoSpace): it is made again for as long
-    /// as [`RoomWait::again`] says so.
+    /// Returns the patience of a call that may meet [`FsError::NoSpace`](super::FsError::NoSpace): the caller repeats the call for as
+    /// long as [`RoomWait::again`] returns true.
     pub fn room_wait(&self) -> RoomWait<'a> {
         RoomWait { room: self.waits, tier1: self.tier1, until: None }
     }
 
-    /// Refuses what no waiting brings room for. It says nothing of how full memory is: `to_bytes` is the length that is asked for, and
-    /// `more_bytes` what of it has to be held.
+    /// Refuses a length for which no waiting brings room; how full memory is now does not matter. `to_bytes` is the requested length,
+    /// `more_bytes` the part of it that has to be held.
     pub(super) fn could_hold(&self, to_bytes: u64, more_bytes: u64) -> Result<(), FsError> {
         if to_bytes > LARGEST_FILE_BYTES {
             return Err(FsError::TooBig);
@@ -64,7 +64,7 @@ impl<'a> HostRoom<'a> {
         if more_bytes > self.tier1.most_bytes() { Err(FsError::NeverFits) } else { Ok(()) }
     }
 
-    /// A file that grows has met the end of the memory: the kernel refuses its writer without asking.
+    /// Notes that a growing file met the end of the memory, where the kernel refuses its writer without asking.
     pub fn note_wall(&self) {
         self.waits.refused.lock().unwrap_or_else(PoisonError::into_inner).last = Some(Instant::now());
     }

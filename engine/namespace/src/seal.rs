@@ -29,7 +29,7 @@ pub struct SealTicket {
     hold: Arc<SealHold>,
 }
 
-/// Bytes to be judged; see [`Seals::begin_judging`].
+/// Bytes to judge; see [`Seals::begin_judging`].
 #[derive(Debug)]
 pub struct JudgeTicket {
     pub node: NodeId,
@@ -43,13 +43,13 @@ pub struct JudgeTicket {
 pub struct SealPin {
     pub backing: Arc<Backing>,
     pub size_bytes: u64,
-    /// Who could read the file when it was pinned.
+    /// Users besides the owner who could read the file when it was pinned.
     pub readers: Readers,
     hold: Arc<SealHold>,
 }
 
 impl SealTicket {
-    /// Whether the file was removed and its memory is needed: there is nothing to hash for.
+    /// Whether the file was removed and its memory is needed, so that hashing it is useless.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
         self.hold.is_abandoned()
@@ -69,8 +69,8 @@ const OTHERS_READ: u32 = 0o004;
 const GROUP_PASSES: u32 = 0o010;
 const OTHERS_PASS: u32 = 0o001;
 
-/// Who besides its owner can read a file by its first name, as the kernel would decide it: by the file's mode, and by the
-/// modes of all directories above.
+/// Returns which users besides its owner can read a file by its first name. Decides as the kernel does: by the modes of the file and of
+/// all directories above it.
 fn readers(tree: &Tree, node: NodeId) -> Readers {
     let Some(file) = tree.nodes.get(&node) else { return Readers::default() };
     let (mut group, mut others) = (file.mode & GROUP_READS != 0, file.mode & OTHERS_READ != 0);
@@ -78,7 +78,7 @@ fn readers(tree: &Tree, node: NodeId) -> Readers {
     while at != ROOT {
         let Some(directory) = tree.parent(at).and_then(|parent| Some((parent, tree.nodes.get(&parent)?)))
         else {
-            // Of no name, or below a directory that was removed.
+            // The file has no name, or is below a directory that was removed.
             return Readers::default();
         };
         at = directory.0;
@@ -90,27 +90,28 @@ fn readers(tree: &Tree, node: NodeId) -> Readers {
 }
 
 impl SealPin {
-    /// Bytes in a backing file that no file of the tree has, so that nothing changes them.
+    /// Pins bytes in a backing file that no file of the tree has, so that nothing changes them.
     #[must_use]
     pub fn of_landing(backing: Arc<Backing>, size_bytes: u64) -> Self {
         Self { backing, size_bytes, readers: Readers::default(), hold: Arc::default() }
     }
 }
 
-/// The bytes of a file that somebody may still write, as far as it reached at one moment. Whoever reads them finds out
-/// whether they change meanwhile.
+/// The bytes of a file that a program may still write, as far as the file reached at one moment. The reader of the bytes checks whether
+/// they change meanwhile.
 #[derive(Debug, Clone)]
 pub struct StandingBytes {
     pub file: FileId,
-    /// No seal has it.
+    /// Number that no seal has.
     pub number: SealNumber,
     pub backing: Arc<Backing>,
     pub reach: Reach,
-    /// Who could read the file then.
+    /// Users besides the owner who could read the file then.
     pub readers: Readers,
 }
 
-/// How far a file reaches and when the kernel last saw it written or its time set. What a mapping changes it does not always see.
+/// How far a file reaches and when the kernel last saw it written or its time set. The kernel does not see every change through a
+/// mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reach {
     pub size_bytes: u64,
@@ -150,7 +151,7 @@ pub struct Seals<'a> {
 }
 
 impl Seals<'_> {
-    /// Begins to seal a closed file: nobody writes, and the lease test says that no writable mapping lives.
+    /// Begins to seal a closed file that no program writes and of which the lease test finds no writable mapping.
     ///
     /// # Errors
     /// Why not; [`NotSealable::Mapped`] also makes that its state, until the next attempt.
@@ -158,7 +159,7 @@ impl Seals<'_> {
         self.begin(node, false)
     }
 
-    /// The same of a file that belongs to no checkpoint: one that was cut is sealed as it is, and stays marked.
+    /// Does the same for a file that belongs to no checkpoint: a file that was cut is sealed as it is, and stays marked.
     ///
     /// # Errors
     /// As [`Seals::begin_seal`], without [`NotSealable::Cut`].
@@ -189,7 +190,7 @@ impl Seals<'_> {
         let mapped = !given_up && backing.writable_elsewhere().map_err(unreadable)?;
         let changed = self.state.change(|state| {
             let file = state.tree.file_mut(node)?;
-            // Not "open": the call in progress may fail, and then nobody marks the file again.
+            // Not "open": the call in progress may fail, and then nothing marks the file again.
             if file.busy {
                 return Ok(Err(NotSealable::Busy));
             }
@@ -210,13 +211,13 @@ impl Seals<'_> {
         changed.unwrap_or(Err(NotSealable::Gone))
     }
 
-    /// The daemon ends, and waits no longer for who has the file open or mapped: it counts as cut from now on. Whether it does.
+    /// Treats a file as cut, because the daemon ends and no longer waits for programs that have it open or mapped. Returns whether it is.
     pub fn give_up(&self, node: NodeId) -> bool {
         self.step_fate(node, FileEvent::GivenUp)
     }
 
-    /// Gives the bytes that a file holds now a number of their own, although somebody may write them; none where it is sealed,
-    /// or another call is changing it, or they are not here. The journal has the number when this returns.
+    /// Gives the present bytes of a file a number of their own, although a program may write them. Returns none if the file is sealed,
+    /// another call is changing it, or the bytes are not here. The journal has the number when this returns.
     pub fn number_standing(&self, node: NodeId) -> Option<StandingBytes> {
         let numbered = self.state.change(|state| {
             let target = state.tree.node(node)?;
@@ -236,20 +237,20 @@ impl Seals<'_> {
         numbered.ok()
     }
 
-    /// How far the bytes of a file of this node reach now; none where they are not here.
+    /// Returns how far the bytes of a file of this node reach now; none if they are not here.
     pub fn reach(&self, node: NodeId) -> Option<Reach> {
         let backing = self.state.look(|state| state.tree.node(node).ok()?.file().ok()?.backing.clone())?;
         reach_of(&backing).ok()
     }
 
-    /// Whether a file's bytes are looked at before they are served: they were sealed before this daemon started and nobody has looked at
-    /// them since, or they were found bad ([`HostCopies::doubt_host`](super::HostCopies::doubt_host)).
+    /// Whether a file's bytes are verified before they are served: they were sealed before this daemon started and not verified since, or
+    /// they were found bad ([`HostCopies::doubt_host`](super::HostCopies::doubt_host)).
     pub fn is_unverified(&self, node: NodeId) -> bool {
         let unverified = |state: &mut State| Ok::<_, FsError>(state.tree.node(node)?.file()?.unverified);
         self.state.look(unverified).unwrap_or(false)
     }
 
-    /// The bytes of this seal were looked at and are good.
+    /// Notes that the bytes of this seal were verified and are good.
     pub fn verified(&self, file: FileId, seal: SealNumber) {
         self.state.look(|state| {
             let node = state.node_of(file, self.state.incarnation);
@@ -261,7 +262,7 @@ impl Seals<'_> {
         });
     }
 
-    /// The bytes of a file that nobody writes, to ask what they say of themselves. They may change meanwhile.
+    /// Returns the bytes of a file without writers, to judge their content. The bytes may change meanwhile.
     pub fn begin_judging(&self, node: NodeId) -> Option<JudgeTicket> {
         self.state.look(|state| {
             let file = state.tree.node(node).and_then(|node| node.file()).ok()?;
@@ -271,9 +272,9 @@ impl Seals<'_> {
         })
     }
 
-    /// Keeps what the bytes say of themselves, unless they have changed since, or may.
+    /// Keeps the judgement of the bytes, unless they have changed since, or may change.
     pub fn end_judging(&self, ticket: &JudgeTicket, content: Option<Judgement>) {
-        // Where it has changed, or is gone, nobody waits for the answer.
+        // If the file has changed or is gone, no caller waits for the answer.
         let _ = self.state.change(|state| {
             let file = state.tree.file_mut(ticket.node)?;
             if file.changes == ticket.changes && file.fate.writers() == 0 {
@@ -284,7 +285,7 @@ impl Seals<'_> {
         });
     }
 
-    /// Keeps what the bytes of this seal say of themselves, for as long as they are the file's.
+    /// Keeps the judgement of this seal's bytes, for as long as they are the file's.
     pub fn note_content(&self, file: FileId, seal: SealNumber, content: Option<Judgement>) {
         self.state.look(|state| {
             let node = state.node_of(file, self.state.incarnation);
@@ -329,8 +330,8 @@ impl Seals<'_> {
         Ok(())
     }
 
-    /// The bytes of a seal, to read and upload; until the pin is dropped an overwrite copies instead of changing
-    /// them, and they are not reclaimed. None when the file has another seal by now, or they are not here.
+    /// Returns the bytes of a seal, to read and upload. Until the pin is dropped an overwrite copies instead of changing them, and they
+    /// are not reclaimed. Returns none if the file has another seal by now, or the bytes are not here.
     pub fn pin_seal(&self, file: FileId, seal: SealNumber) -> Option<SealPin> {
         self.state.look(|state| {
             let node = state.node_of(file, self.state.incarnation)?;
@@ -343,13 +344,13 @@ impl Seals<'_> {
         })
     }
 
-    /// An index proved a cut file's exact size, or all who wrote it since closed it: it counts as closed. False when it is not
-    /// cut any more.
+    /// Counts a cut file as closed: an index proved its exact size, or all who wrote it since closed it. Returns false if it is not cut
+    /// any more.
     pub fn accept_cut(&self, node: NodeId) -> bool {
         self.step_fate(node, FileEvent::Proven)
     }
 
-    /// Takes an event that may come too late; false then, and for a file that is gone.
+    /// Applies an event to a file's state. Returns false if the event comes too late, or the file is gone.
     fn step_fate(&self, node: NodeId, event: FileEvent) -> bool {
         let stepped = self.state.change(|state| {
             state.tree.file_mut(node)?.fate.step(event).map_err(|_| FsError::Invalid)?;

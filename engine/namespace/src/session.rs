@@ -1,7 +1,7 @@
-//! What outlives a daemon while the kernel's session goes on: handles, backing ids, answers not yet delivered.
+//! Parts of the kernel's session that outlive a daemon: handles, backing ids, answers not yet delivered.
 //!
-//! Owns: the answers to requests that must not be executed twice, the backing ids in use, taking a session up again.
-//! Does not own: the handles themselves (`handle`), their records' bytes (`record`), the kernel's protocol (fuse).
+//! Owns: the answers to requests that must not be executed twice, the backing ids in use, recovering a session. Does not own: the handles
+//! themselves (`handle`), their records' bytes (`record`), the kernel's protocol (fuse).
 //!
 //! A request that changes something is journaled in one group with its effect and the number that the kernel gave it.
 //! A daemon that dies before it answered is asked again under the same number; its successor finds the number here and
@@ -20,11 +20,11 @@ pub type RequestId = u64;
 /// threads waits 30 s for room between what it did and its answer.
 pub(super) const ANSWERS_READ_MAX: usize = 1 << 18;
 
-/// The kernel sends unanswered requests again within milliseconds of a takeover. Answers that nobody has asked for by now
-/// were delivered, and are not written into snapshots any more.
+/// The kernel sends unanswered requests again within milliseconds of a takeover. Answers that it has not asked for within this time were
+/// delivered, and are left out of snapshots.
 const ASKED_AGAIN_WITHIN: Duration = Duration::from_secs(60);
 
-/// What a request came to.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// Done; there is nothing more to say.
@@ -51,10 +51,11 @@ pub(super) struct Session {
     pub(super) touched: TouchedSession,
 }
 
-/// What of the session the journal has not heard of.
+/// Parts of the session that the journal does not know yet.
 #[derive(Debug, Default)]
 pub(super) struct TouchedSession {
-    /// The kernel's session is over: what the journal told of it holds no more, and another counts its requests anew.
+    /// Whether the kernel's session is over. Then the journal's account of it no longer holds, and a new session counts its requests
+    /// anew.
     pub(super) ended: bool,
     pub(super) answers: Vec<(RequestId, Answer)>,
     pub(super) handles: BTreeSet<u64>,
@@ -62,7 +63,7 @@ pub(super) struct TouchedSession {
 }
 
 impl Session {
-    /// Takes up what a journal tells of answers.
+    /// Recovers the answers in a journal.
     pub(super) fn inherit(&mut self, answers: impl Iterator<Item = (RequestId, Answer)>) {
         self.inherited = answers.collect();
         self.inherited_at = Some(Instant::now());
@@ -72,7 +73,7 @@ impl Session {
         self.answers.get(&request).or_else(|| self.inherited.get(&request)).copied()
     }
 
-    /// What may still be asked for, for a snapshot.
+    /// Returns the answers that the kernel may still ask for, for a snapshot.
     pub(super) fn undelivered(&self) -> impl Iterator<Item = (RequestId, Answer)> + '_ {
         let late = self.inherited_at.is_none_or(|at| at.elapsed() > ASKED_AGAIN_WITHIN);
         let inherited = self.inherited.iter().filter(move |_| !late);
@@ -101,12 +102,12 @@ pub struct SessionCalls<'a> {
 }
 
 impl SessionCalls<'_> {
-    /// The answer to a request that was carried out before; none when it was not.
+    /// Returns the answer to a request that was carried out before; none if it was not.
     pub fn answered(&self, request: RequestId) -> Option<Answer> {
         self.state.look(|state| state.session.answer_to(request))
     }
 
-    /// A node's attributes, counting that the kernel is told of it once more.
+    /// Returns a node's attributes, counting that the kernel is told of it once more.
     ///
     /// # Errors
     /// [`FsError::Stale`] when it is gone.
@@ -118,7 +119,7 @@ impl SessionCalls<'_> {
         })
     }
 
-    /// The answer has gone out: nobody will ask again.
+    /// Forgets an answer that was delivered, since the kernel will not ask for it again.
     pub fn delivered(&self, request: RequestId) {
         if request != 0 {
             self.state.look(|state| {
@@ -128,8 +129,8 @@ impl SessionCalls<'_> {
         }
     }
 
-    /// Journals under which id the kernel knows a backing file, or, with none, that it does not any more. To be called
-    /// before the id is told to the kernel, and after it was taken back.
+    /// Journals the id under which the kernel knows a backing file; no id means that the kernel does not know it any more. Call this
+    /// before the id is given to the kernel, and after it was taken back.
     ///
     /// # Errors
     /// [`FsError::Io`], [`FsError::NoSpace`] when the journal did not take it.

@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 
-/// Holds of the lock in which nodes are looked at again that changed meanwhile. Each shortens the list by [`NODES_AT_ONCE`]; no
-/// number of programs changes that many in the same time. What is left after so many is looked at in one hold.
+/// Holds of the lock in which nodes that changed meanwhile are examined again. Each shortens the list by [`NODES_AT_ONCE`]; no number of
+/// programs changes that many in the same time. After so many holds the rest is examined in a single hold.
 const AGAIN_MAX: usize = 1 << 14;
 
 /// A name with its attributes. Paths are relative to the mount, in bytes; the root's is empty.
@@ -37,14 +37,14 @@ pub struct SnapshotFile {
     pub size_bytes: u64,
 }
 
-/// Another name of what is at `to`.
+/// A further name of the node at `to`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotHardLink {
     pub path: Vec<u8>,
     pub to: Vec<u8>,
 }
 
-/// All that the tree holds besides bytes.
+/// Everything that the tree holds besides bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TreeSnapshot {
     pub root: SnapshotNode,
@@ -55,11 +55,11 @@ pub struct TreeSnapshot {
     pub hard_links: Vec<SnapshotHardLink>,
 }
 
-/// A node as it was looked at: what it is, and where its names are.
+/// A node as it was when examined: its content and its names.
 #[derive(Debug)]
 struct Taken {
     links: Vec<(NodeId, Name)>,
-    /// Its path is filled in when all are known.
+    /// The node without its path, which is filled in when all paths are known.
     node: SnapshotNode,
     body: TakenBody,
 }
@@ -103,8 +103,8 @@ impl Taken {
 }
 
 impl Namespace {
-    /// The tree without its bytes, sorted by path, as it was at one moment. Costs the size of the tree, in slices of the lock:
-    /// what changes meanwhile is looked at again, until little enough is left for one hold.
+    /// Returns the tree without its bytes, sorted by path, as it was at one moment. Costs the size of the tree, in slices of the lock:
+    /// nodes that change meanwhile are examined again, until few enough are left for one hold.
     pub fn tree_snapshot(&self) -> TreeSnapshot {
         let _alone = self.snapshots.lock().expect(UNPOISONED);
         self.state.look(|state| state.tree.changes.begin_snapshot());
@@ -133,7 +133,7 @@ impl Namespace {
     }
 }
 
-/// Looks again at nodes that changed since they were looked at; all of them where they are few, or are to be. True while
+/// Examines again the nodes that changed since they were examined; all of them if they are few, or if `all` is set. Returns true while
 /// others are left.
 fn look_again(tree: &mut Tree, nodes: &mut HashMap<NodeId, Taken>, all: bool) -> bool {
     let (changed, are_left) = tree.changes.take_since_snapshot(if all { usize::MAX } else { NODES_AT_ONCE });
@@ -156,7 +156,7 @@ impl TreeSnapshot {
                 continue;
             }
             let paths = taken.links.iter().filter_map(|(parent, name)| directories.below(*parent, name));
-            // What is out of sight is of this node's memory only.
+            // Hidden nodes belong to this node's memory only.
             let mut paths = paths.filter(|path| !is_hidden(path));
             let Some(path) = paths.next() else { continue };
             let others = paths.map(|other| SnapshotHardLink { path: other, to: path.clone() });

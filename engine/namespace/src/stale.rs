@@ -1,7 +1,7 @@
-//! Changes of frozen bytes that old handles must keep: who is sent back to the names, and what the look-up does that follows.
+//! Changes of frozen bytes that old handles must keep: which threads are sent back to the names, and what their next look-up does.
 //!
-//! Owns: which thread was answered ESTALE for which node, giving the names to a new node at its next look-up, and where a change
-//! must be made in place instead. Does not own: the change itself (`open`, `resize`).
+//! Owns: which thread was answered ESTALE for which node, giving the names to a new node at its next look-up, and where a change must be
+//! made in place instead. Does not own: the change itself (`open`, `resize`).
 //!
 //! The kernel answers an ESTALE by looking all names of the path up again and repeating the call once, in the same thread. A second
 //! one would reach the program. So the first answer changes nothing: a call that fails has done nothing. When the thread
@@ -24,10 +24,10 @@ const STALE_MEMORY: Duration = Duration::from_secs(5);
 const STALE_CALLERS: usize = 1024;
 /// How long a change without a name waits for the seal or the upload that reads the bytes.
 const HELD_WAIT: Duration = Duration::from_secs(10);
-/// The same where a program holds a lock on the inode; after that the bytes that are read count for more.
+/// The same wait if a program holds a lock on the inode; after that the bytes being read count for more.
 const LOCKED_WAIT: Duration = Duration::from_secs(1);
 
-/// What a change keeps of the old bytes.
+/// Part of the old bytes that a change keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spared {
     All,
@@ -46,7 +46,7 @@ impl Spared {
 /// Whether a program holds a lock on an inode. The numbers are those that the kernel may show for it.
 pub type LockOracle = Box<dyn Fn([u64; 2]) -> bool + Send + Sync>;
 
-/// What a look-up came to.
+/// Outcome of a look-up.
 #[derive(Debug)]
 pub enum Looked {
     Found(Attr),
@@ -54,15 +54,15 @@ pub enum Looked {
     Begun,
 }
 
-/// One thread that was sent back to the names.
+/// A thread that was sent back to the names.
 #[derive(Debug, Clone, Copy)]
 struct SentBack {
     pid: u32,
     node: NodeId,
     at: Instant,
-    /// It has looked a name up since.
+    /// Whether the thread has looked a name up since.
     looked: bool,
-    /// What it will do; none where it only opened a node whose names lead elsewhere.
+    /// Bytes that the thread's change will keep; none if it only opened a node whose names lead elsewhere.
     kept: Option<Spared>,
 }
 
@@ -71,7 +71,7 @@ struct SentBack {
 pub(super) struct StaleCallers(VecDeque<SentBack>);
 
 impl StaleCallers {
-    /// Whether this thread was sent back from this node and came again without a look-up: it has no name.
+    /// Whether this thread was sent back from this node and returned without a look-up, and therefore has no name.
     fn is_nameless(&self, pid: u32, node: NodeId) -> bool {
         self.0.iter().any(|sent| sent.is_of(pid, node) && !sent.looked && sent.at.elapsed() < STALE_MEMORY)
     }
@@ -86,7 +86,7 @@ impl StaleCallers {
         self.0.push_back(SentBack { pid, node, at: Instant::now(), looked: false, kept });
     }
 
-    /// The thread looks a name up that leads to `node`; what it means to do there, if anything.
+    /// Notes that the thread looks a name up that leads to `node`; returns what its change there keeps, if it means to make one.
     fn looks_up(&mut self, pid: u32, node: Option<NodeId>) -> Option<Spared> {
         if self.0.is_empty() {
             return None;
@@ -100,7 +100,7 @@ impl StaleCallers {
         self.0.retain(|sent| !sent.is_of(pid, node));
     }
 
-    /// Sends an open of a node whose names the daemon gave to another back once: a path finds what has them now.
+    /// Refuses once, with ESTALE, an open of a node whose names the daemon gave away: a path then finds the node that has them now.
     pub(super) fn send_back_if_forsaken(&mut self, id: NodeId, node: &Node, pid: u32) -> Result<(), FsError> {
         if !node.forsaken || self.is_nameless(pid, id) {
             return Ok(());
@@ -116,15 +116,15 @@ impl SentBack {
     }
 }
 
-/// What one call knows of a change that old handles stand in the way of.
+/// State of a single call whose change old handles stand in the way of.
 #[derive(Debug)]
 pub(super) struct Patience {
     pid: u32,
     kept: Spared,
     begun: Instant,
-    /// It has no name. That stays so however long it waits.
+    /// Whether the call has no name. Waiting does not change that.
     nameless: bool,
-    /// Whether somebody holds a lock on the inode, once that was asked.
+    /// Whether a program holds a lock on the inode, once the oracle was asked.
     locked: Option<bool>,
 }
 
@@ -139,7 +139,7 @@ impl Patience {
 }
 
 impl Namespace {
-    /// Sets who knows whether a program holds a lock: the mount, before it serves.
+    /// Sets the oracle that knows whether a program holds a lock. The mount calls this before it serves.
     pub fn set_lock_oracle(&self, oracle: LockOracle) {
         *self.locks.write().expect(UNPOISONED) = Some(oracle);
     }
@@ -162,8 +162,8 @@ impl Namespace {
         })
     }
 
-    /// The same after [`Looked::Begun`]: gives the names to a new node with what the change keeps of the bytes. May block as long as
-    /// that is copied.
+    /// Does the same after [`Looked::Begun`]: gives the names to a new node with the bytes that the change keeps. May block while they
+    /// are copied.
     ///
     /// # Errors
     /// As [`Namespace::lookup`]; [`FsError::NoSpace`], and nothing has changed.
@@ -185,8 +185,8 @@ impl<'a> Overwrites<'a> {
         self.locks.read().expect(UNPOISONED).as_ref().is_some_and(|is_locked| is_locked(numbers))
     }
 
-    /// Decides a change that would need a new node: in place, where nobody could find the new one or a lock must go on to
-    /// exclude; else the caller is sent back to the names. `None` when something was waited for: all is to be looked at again.
+    /// Decides a change that would need a new node. The change is made in place if no path leads to the new node, or if a lock must go on
+    /// to exclude; otherwise the caller is sent back to the names. Returns `None` after a wait: the caller examines everything again.
     ///
     /// # Errors
     /// [`FsError::Stale`]: nothing has changed, and the names are to be looked up again. [`FsError::Busy`] when the bytes were

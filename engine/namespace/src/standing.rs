@@ -1,6 +1,6 @@
-//! Nodes as they stand, for whoever tells other nodes of them: the coordinator's answers, and a look at what is here before it is asked.
+//! Nodes as they stand, for publication: the coordinator's answers, and a look at what is here before the coordinator is asked.
 //!
-//! Owns: finding them, by path, by identity and all at once. Does not own: which of them are to be told (`outgoing`), their form
+//! Owns: finding them, by path, by identity and all at once. Does not own: which of them are published (`outgoing`), their form
 //! ([`OutgoingNode`]).
 
 use super::guarded::Guarded;
@@ -15,14 +15,14 @@ use tidemark_protocol::cluster::wire::NodeAttributes;
 use tidemark_protocol::id::{FileId, Incarnation};
 use tidemark_protocol::path::join;
 
-/// Nodes as they stand, for whoever tells other nodes of them.
+/// Nodes as they stand, for publication to other nodes.
 #[derive(Debug, Clone, Copy)]
 pub struct StandingNodes<'a> {
     pub(super) state: &'a Guarded,
 }
 
 impl StandingNodes<'_> {
-    /// The node on which a file is being written, of whose bytes nothing was heard yet.
+    /// Returns the life that writes a file on another node, while nothing of the file's bytes was published yet.
     #[must_use]
     pub fn begun_elsewhere(&self, node: NodeId) -> Option<Incarnation> {
         self.state.look(|state| {
@@ -32,7 +32,7 @@ impl StandingNodes<'_> {
         })
     }
 
-    /// All that is in sight with all its names, parents before what is in them. Costs the size of the tree, in slices of the lock.
+    /// Returns all nodes that are not hidden, with all their names, parents first. Costs the size of the tree, in slices of the lock.
     #[must_use]
     pub fn whole_tree(&self) -> Vec<OutgoingNode> {
         let mut nodes = Vec::new();
@@ -45,13 +45,13 @@ impl StandingNodes<'_> {
         nodes
     }
 
-    /// The node that a directory has under a name, where there is one.
+    /// Returns the node that a directory has under a name, if there is one.
     #[must_use]
     pub fn child_number(&self, parent: NodeId, name: &[u8]) -> Option<NodeId> {
         self.state.look(|state| state.tree.child(parent, name).ok())
     }
 
-    /// The same where it is a directory.
+    /// Does the same, but only for a directory.
     #[must_use]
     pub fn child_directory(&self, parent: NodeId, name: &[u8]) -> Option<NodeId> {
         self.state.look(|state| {
@@ -60,7 +60,7 @@ impl StandingNodes<'_> {
         })
     }
 
-    /// Whether nothing is known in a directory.
+    /// Whether a directory has no known entries.
     #[must_use]
     pub fn is_empty_directory(&self, directory: NodeId) -> bool {
         self.state.look(|state| {
@@ -69,7 +69,7 @@ impl StandingNodes<'_> {
         })
     }
 
-    /// A directory and those below it that are known here; none where they are more than `most`.
+    /// Returns a directory and the directories below it that are known here; none if they are more than `most`.
     #[must_use]
     pub fn directories_below(&self, directory: NodeId, most: usize) -> Option<Vec<NodeId>> {
         self.state.look(|state| {
@@ -84,20 +84,20 @@ impl StandingNodes<'_> {
                 }
                 let entries = directory.by_cookie.values().map(|entry| entry.node);
                 let is_directory = |node: &NodeId| state.tree.node(*node).is_ok_and(Node::is_directory);
-                // Most have none below them, and their files need not be looked at.
+                // Most directories have none below them, and their files need not be examined.
                 found.extend(entries.filter(is_directory).take(below));
             }
             Some(found)
         })
     }
 
-    /// Whether the name is here.
+    /// Whether the directory has this name here.
     #[must_use]
     pub fn has_name(&self, parent: NodeId, name: &[u8]) -> bool {
         self.state.look(|state| state.tree.child(parent, name).is_ok())
     }
 
-    /// One node in sight by its path.
+    /// Returns the node at a path, unless it is hidden.
     #[must_use]
     pub fn outgoing_at(&self, path: &[u8]) -> Option<OutgoingNode> {
         self.state.look(|state| {
@@ -109,13 +109,13 @@ impl StandingNodes<'_> {
         })
     }
 
-    /// One file by its identity.
+    /// Returns a file by its identity, unless it is hidden.
     #[must_use]
     pub fn outgoing_file(&self, file: FileId) -> Option<OutgoingNode> {
         self.state.look(|state| node_in_sight(&state.tree, state.node_of(file, self.state.incarnation)?))
     }
 
-    /// The same, in sight or not.
+    /// Does the same, even if the file is hidden.
     #[must_use]
     pub fn outgoing_anywhere(&self, file: FileId) -> Option<OutgoingNode> {
         self.state.look(|state| {
@@ -125,7 +125,7 @@ impl StandingNodes<'_> {
         })
     }
 
-    /// The nodes in a directory; none where it is not one.
+    /// Returns the nodes in a directory; none if the path is not a directory.
     #[must_use]
     pub fn outgoing_in(&self, path: &[u8]) -> Option<Vec<OutgoingNode>> {
         self.state.look(|state| {
@@ -141,14 +141,14 @@ impl StandingNodes<'_> {
         })
     }
 }
-/// A node as it stands, under a path.
+/// Returns a node as it stands, under a path.
 pub(super) fn node_under(tree: &Tree, id: NodeId, path: Vec<u8>) -> Option<OutgoingNode> {
     let node = tree.nodes.get(&id)?;
     let attributes = attributes(node);
     let (attributes, body) = match &node.body {
         Body::Directory(_) => (attributes, OutgoingBody::Directory),
         Body::Symlink(target) => (attributes, OutgoingBody::Symlink(target.to_vec())),
-        // What its other end is, lives on this node only.
+        // The other end of such a node exists on this node only.
         Body::Special(_) => return None,
         Body::File(_) => {
             let view = file_view(tree, id)?;

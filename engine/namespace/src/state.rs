@@ -43,7 +43,7 @@ pub(super) struct State {
     pub(super) deeds: Deeds,
     pub(super) waiters: Waiters,
     pub(super) outgoing: Outgoing,
-    /// What this node heard as the coordinator.
+    /// Publications that this node received as the coordinator.
     pub(super) heard: Heard,
     /// Files that were removed; none where this tree is not the catalog.
     pub(super) removed: Option<Removed>,

@@ -20,7 +20,7 @@ const NODE_WEIGHT_BYTES: u64 = 288;
 /// Bytes one entry's record takes besides its name.
 pub(super) const ENTRY_WEIGHT_BYTES: u64 = 48;
 
-/// What changed since the journal last looked.
+/// Changes that the journal has not collected yet.
 #[derive(Debug, Default)]
 pub(super) struct Touched {
     pub(super) nodes: Vec<NodeId>,

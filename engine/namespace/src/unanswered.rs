@@ -1,66 +1,66 @@
-//! Operations on names that nobody has answered for yet, in their order, and the publication that is on its way.
+//! Operations on names that have not been answered yet, in their order, and the publication that is on its way.
 //!
-//! Owns: which operations are kept, their numbers, the numbers of publications, what the journal knows of both. Does not own: what an
-//! operation says (`protocol::cluster::operation`), sending (`cluster::publisher`).
+//! Owns: which operations are kept, their numbers, the numbers of publications, what the journal knows of both. Does not own: the content
+//! of an operation (`protocol::cluster::operation`), sending (`cluster::publisher`).
 //!
-//! A daemon that takes over goes on where the one before was killed: it sends the publication that was on its way again, under the number
-//! that it had, and then what came after it. So what was removed or renamed here is so everywhere, and states need not make names again,
-//! among which would be names that other nodes took away meanwhile.
+//! A daemon that takes over goes on where the previous one was killed: it sends the publication that was on its way again, under the same
+//! number, and then the later operations. Thus removals and renames made here reach every node, and states need not create names again.
+//! Such created names could include some that other nodes removed meanwhile.
 
 use std::collections::{BTreeMap, VecDeque};
 use tidemark_protocol::cluster::wire::NameOperation;
 
-/// Operations kept while nobody takes them: a coordinator that is away for an hour while a save a minute makes a thousand files
+/// Operations kept while no coordinator takes them: a coordinator that is away for an hour while a save a minute makes a thousand files
 /// each. About 100 bytes each.
 const OPERATIONS_MAX: usize = 1 << 18;
 
 /// The part of the journal that operations may have: half of what is left beside the largest snapshot.
 const JOURNAL_PARTS: u64 = 8;
 
-/// How far the telling is, as the journal has it.
+/// How far publication has come, as the journal has it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     /// The last publication that was made.
     pub(super) publication: u64,
-    /// The last one that was answered.
+    /// The last publication that was answered.
     pub(super) answered: u64,
-    /// The last one that was made is sent, and again, until it is answered.
+    /// Whether the last publication is sent, repeatedly, until it is answered.
     pub(super) on_its_way: bool,
     /// The number of the first operation that is not answered.
     pub(super) first: u64,
-    /// So many of them are in the publication on its way.
+    /// Number of operations, from `first` on, in the publication on its way.
     pub(super) sent: u64,
-    /// Operations are missing: everything has to be told, and names to be made from it.
+    /// Whether operations are missing: then everything has to be published, and names created from it.
     pub(super) lost: bool,
 }
 
-/// The operations, and how far they are told.
+/// Unanswered operations, and how far they are published.
 #[derive(Debug, Default)]
 pub(super) struct Unanswered {
     progress: Progress,
     operations: VecDeque<Kept>,
-    /// The journal has the operations before this number; none of them where they were too many.
+    /// Number before which the journal has all operations; none if they were too many.
     journaled: Option<u64>,
-    /// The bytes that the journaled ones take there, as long as they are kept.
+    /// Bytes that the journaled operations take in the journal, as long as they are kept.
     journaled_bytes: u64,
-    /// What they may take there.
+    /// Bytes that the journaled operations may take in the journal.
     journaled_bytes_max: u64,
-    /// The journal does not know of the progress.
+    /// Whether the progress has changed since the journal recorded it.
     moved: bool,
-    /// Counts losses of this daemon's time.
+    /// Number of losses in this daemon's time.
     losses: u64,
 }
 
-/// An operation that nobody has answered for.
+/// An operation that has not been answered.
 #[derive(Debug)]
 struct Kept {
     operation: NameOperation,
-    /// The bytes that it takes in the journal; 0 where it is not there.
+    /// Bytes that the operation takes in the journal; 0 if it is not there.
     journaled_bytes: u64,
 }
 
 impl Unanswered {
-    /// For a journal that knows of none, and has `journal_bytes`.
+    /// Starts without operations, for a journal of `journal_bytes` that has none.
     pub(super) fn new(journal_bytes: u64) -> Self {
         Self {
             journaled: Some(0),
@@ -70,7 +70,7 @@ impl Unanswered {
         }
     }
 
-    /// What a journal tells of. Operations that it should have and has not are lost.
+    /// Recovers the progress and the operations in a journal. If operations are missing there, they are lost.
     pub(super) fn found(
         progress: Progress,
         mut operations: BTreeMap<u64, NameOperation>,
@@ -92,7 +92,7 @@ impl Unanswered {
         all
     }
 
-    /// The number of the next operation.
+    /// Returns the number of the next operation.
     pub(super) fn next(&self) -> u64 {
         self.progress.first + self.operations.len() as u64
     }
@@ -104,24 +104,24 @@ impl Unanswered {
         self.operations.push_back(Kept { operation, journaled_bytes: 0 });
     }
 
-    /// Drops the operations: only everything is enough now.
+    /// Drops the operations: only publishing everything suffices now.
     fn lose(&mut self) {
         self.answered_until(self.next());
         self.miss();
     }
 
-    /// Operations are missing: everything has to be told, after those that are kept.
+    /// Notes that operations are missing: everything has to be published, after the operations that are kept.
     pub(super) fn miss(&mut self) {
         self.losses += 1;
         self.moved |= !std::mem::replace(&mut self.progress.lost, true);
     }
 
-    /// The last loss, where it was not made up for.
+    /// Returns the last loss, if it was not made up for.
     pub(super) fn lost(&self) -> Option<u64> {
         self.progress.lost.then_some(self.losses)
     }
 
-    /// Everything was told since that loss.
+    /// Notes that everything was published since that loss.
     pub(super) fn make_up(&mut self, loss: u64) {
         if loss == self.losses {
             self.moved |= std::mem::take(&mut self.progress.lost);
@@ -136,30 +136,30 @@ impl Unanswered {
         !self.operations.is_empty()
     }
 
-    /// Whether the publication on its way has all operations that there are.
+    /// Whether the publication on its way has all operations.
     pub(super) fn has_all_sent(&self) -> bool {
         self.operations.len() as u64 == self.progress.sent
     }
 
-    /// The last publication that was made.
+    /// Returns the number of the last publication.
     pub(super) fn publication(&self) -> u64 {
         self.progress.publication
     }
 
-    /// The last that was answered.
+    /// Returns the number of the last answered publication.
     pub(super) fn last_answered(&self) -> u64 {
         self.progress.answered
     }
 
-    /// The publication that has not been answered, with its operations.
+    /// Returns the publication that has not been answered, with its operations.
     pub(super) fn on_its_way(&self) -> Option<(u64, Vec<NameOperation>)> {
         let sent = usize::try_from(self.progress.sent).unwrap_or(usize::MAX);
         let operations = || self.operations().take(sent).cloned().collect();
         self.progress.on_its_way.then(|| (self.progress.publication, operations()))
     }
 
-    /// Makes the next publication, of up to `most` operations and of up to `bytes_most` besides the last, and says its number. The publication
-    /// before has been answered, or is not sent any more.
+    /// Makes the next publication, of up to `most` operations and of up to `bytes_most` besides the last; returns its number. The
+    /// previous publication has been answered, or is not sent any more.
     pub(super) fn publish(&mut self, most: usize, bytes_most: usize) -> u64 {
         let mut bytes = 0;
         let fits = |kept: &&Kept| {
@@ -175,20 +175,20 @@ impl Unanswered {
         self.progress.publication
     }
 
-    /// The publication on its way has been answered.
+    /// Notes that the publication on its way was answered.
     pub(super) fn answered(&mut self) {
         self.answered_until(self.progress.first + self.progress.sent);
         self.moved |= std::mem::take(&mut self.progress.on_its_way);
         self.progress.answered = self.progress.publication;
     }
 
-    /// The publication on its way will not be sent again as it is: its operations are told with others.
+    /// Notes that the publication on its way will not be sent again as it is: its operations are published with others.
     pub(super) fn unsent(&mut self) {
         self.progress.sent = 0;
         self.moved |= std::mem::take(&mut self.progress.on_its_way);
     }
 
-    /// Operations before this number are known elsewhere.
+    /// Drops the operations before this number, which are known elsewhere.
     pub(super) fn answered_until(&mut self, number: u64) {
         let count = number.saturating_sub(self.progress.first).min(self.operations.len() as u64);
         let answered = self.operations.drain(..usize::try_from(count).unwrap_or(usize::MAX));
@@ -201,7 +201,7 @@ impl Unanswered {
         }
     }
 
-    /// What the journal does not know: the progress, and operations with their numbers.
+    /// Returns what the journal does not have: the progress, and operations with their numbers.
     pub(super) fn unjournaled(&mut self) -> (Option<Progress>, Vec<(u64, Vec<u8>)>) {
         let mut operations = Vec::new();
         if let Some(from) = self.journaled {
@@ -218,7 +218,7 @@ impl Unanswered {
             if fits {
                 self.journaled = Some(self.next());
             } else {
-                // A daemon that is killed now loses them, and knows that.
+                // A daemon that is killed now loses the operations, and its successor knows that.
                 self.journaled = None;
                 self.moved = true;
                 operations.clear();
@@ -227,12 +227,12 @@ impl Unanswered {
         (std::mem::take(&mut self.moved).then(|| self.in_journal()), operations)
     }
 
-    /// Whether there is something that the journal does not know.
+    /// Whether the progress or an operation is missing in the journal.
     pub(super) fn has_unjournaled(&self) -> bool {
         self.moved || self.journaled.is_some_and(|journaled| journaled < self.next())
     }
 
-    /// All that a snapshot has to say. What the journal was not told of is left to the next change.
+    /// Returns everything for a snapshot. Operations that the journal does not have are left to the next change.
     pub(super) fn snapshot(&self) -> (Progress, impl Iterator<Item = (u64, Vec<u8>)>) {
         let until = self.journaled.unwrap_or(self.progress.first);
         let operations = (self.progress.first..until).zip(self.operations());
@@ -261,7 +261,7 @@ mod tests {
         all.on_its_way().unwrap()
     }
 
-    /// A journal: what `unjournaled` says, applied as a replay does.
+    /// A journal: takes the result of `unjournaled` as a replay does.
     #[derive(Default)]
     struct Journal {
         progress: Option<Progress>,
@@ -296,7 +296,7 @@ mod tests {
         found.answered();
         assert_eq!((found.on_its_way(), found.lost()), (None, None));
         assert_eq!(publish(&mut found, 9), (2, vec![removed(2)]));
-        // An answer that the journal was not told of: sent again, and taken once by its number.
+        // If the journal does not have an answer, the publication is sent again, and applied once by its number.
         all.answered();
         assert_eq!(journal.found().on_its_way(), Some((1, vec![removed(0), removed(1)])));
         journal.take(&mut all);

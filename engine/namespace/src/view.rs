@@ -1,6 +1,6 @@
-//! Views: what the node loop sees of a file.
+//! Views: files as the node loop sees them.
 //!
-//! Owns: [`FileView`], how paths are found, and the pass over all nodes. Does not own: what follows from it.
+//! Owns: [`FileView`], how paths are found, and the pass over all nodes. Does not own: the decisions based on them.
 
 use super::attr::observe;
 use super::copies::Present;
@@ -34,40 +34,40 @@ pub struct FileView {
     pub generation: Generation,
     pub state: FileState,
     pub writers: Vec<WriterId>,
-    /// How many names it has.
+    /// Number of the file's names.
     pub links: u32,
     /// Handles of all kinds.
     pub opens: u32,
-    /// Its bytes are in Tier-1.
+    /// Whether the bytes are in Tier-1.
     pub host: bool,
     /// The copy in Tier-3 of the present seal.
     pub object: Option<ObjectCopy>,
-    /// What the bytes say of themselves. None where they begin as no format that is known, or were not judged.
+    /// Judgement of the bytes. None if they do not begin as a known format, or were not judged.
     pub content: Option<Judgement>,
-    /// They were judged here since they last changed.
+    /// Whether the bytes were judged here since they last changed.
     pub judged: bool,
     pub reclaim: ReclaimClass,
     pub opened_ns: i64,
-    /// When its last writer let go of it.
+    /// When the file's last writer closed it.
     pub closed_ns: i64,
     /// When the last close(2) or rename(2) put the present bytes under the present name.
     pub published_ns: i64,
-    /// rename came since it was last opened for writing.
+    /// Whether a rename came since the file was last opened for writing.
     pub renamed: bool,
-    /// The same, where it was cut before: that says something only of those that ended well.
+    /// The same if the file was cut before: then a rename counts only for writers that ended well.
     pub renamed_cut: bool,
-    /// One of its writers was not seen to close it, whether it is sealed as it is or not.
+    /// Whether a writer was not seen to close the file, whether or not the file is sealed as it is.
     pub cut: bool,
-    /// It was cut, and all who opened it for writing since closed it.
+    /// Whether the file was cut, and all who opened it for writing since closed it.
     pub closed_again: bool,
-    /// Of the present seal, or the last there was.
+    /// Number of the present seal, or of the last one.
     pub last_seal: SealNumber,
-    /// Its writers are on another node, which says the rest.
+    /// Facts published by the writers' node, if that is another node.
     pub remote: Option<Box<Remote>>,
 }
 
 impl FileView {
-    /// The attributes that Tier-3 keeps beside the bytes.
+    /// Returns the attributes that Tier-3 keeps beside the bytes.
     pub fn attributes(&self) -> Attributes {
         let xattrs = self.xattrs.iter().map(|(name, value)| (RawText(name.clone()), Base64(value.clone())));
         Attributes {
@@ -79,7 +79,7 @@ impl FileView {
         }
     }
 
-    /// The number of the present seal; none while the file is not sealed.
+    /// Returns the number of the present seal; none while the file is not sealed.
     #[must_use]
     pub fn sealed(&self) -> Option<SealNumber> {
         match self.state {
@@ -88,37 +88,37 @@ impl FileView {
         }
     }
 
-    /// Whether what it holds was left by a writer that was not seen to close it.
+    /// Whether the file's content was left by a writer that was not seen to close it.
     #[must_use]
     pub fn is_left_cut(&self) -> bool {
         self.cut && !matches!(self.state, FileState::Open { .. })
     }
 }
 
-/// Nodes by path and by number, and what is known of each.
+/// Nodes by path and by number, and the facts known of each.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeViews<'a> {
     pub(super) state: &'a Guarded,
 }
 
 impl NodeViews<'_> {
-    /// A file; none for what is no file, has no name left, or is gone.
+    /// Returns a file; none if the node is not a file, has no name left, or is gone.
     pub fn view(&self, node: NodeId) -> Option<FileView> {
         self.state.look(|state| file_view(&state.tree, node))
     }
 
-    /// The same of a file that may have lost its last name: somebody has it open, or the kernel remembers it.
+    /// Does the same for a file that may have lost its last name: a program has it open, or the kernel remembers it.
     pub fn view_of_node(&self, node: NodeId) -> Option<FileView> {
         self.state.look(|state| file_view_with(&state.tree, node, Vec::new()))
     }
 
-    /// A file by its identity.
+    /// Returns a file by its identity.
     pub fn view_of(&self, file: FileId) -> Option<FileView> {
         self.state.look(|state| file_view(&state.tree, state.node_of(file, self.state.incarnation)?))
     }
 
-    /// All files below a path, itself included where it is one, in no order; those out of sight only when the path is one of
-    /// theirs. Costs the size of that part of the tree, in slices: files that come or go meanwhile may be in it or not.
+    /// Returns all files below a path, including a file at the path itself, in no order. Hidden files are included only if the path is
+    /// hidden, too. Costs the size of that part of the tree, in slices: files that come or go meanwhile may be in it or not.
     pub fn views_below(&self, path: &[u8]) -> Vec<FileView> {
         let mut views = Vec::new();
         let Ok(start) = self.state.look(|state| state.tree.resolve(path)) else { return views };
@@ -145,7 +145,7 @@ impl NodeViews<'_> {
         views
     }
 
-    /// The extended attributes that a node keeps, those that are computed left out; none of what is gone.
+    /// Returns the extended attributes that a node keeps, without the computed ones; none if the node is gone.
     pub fn xattrs_of(&self, node: NodeId) -> Vec<(Vec<u8>, Vec<u8>)> {
         self.state.look(|state| {
             let xattrs = state.tree.nodes.get(&node).and_then(|node| node.xattrs.as_ref());
@@ -153,7 +153,7 @@ impl NodeViews<'_> {
         })
     }
 
-    /// The first path of a node, relative to the mount; empty for the root, none for what has no name.
+    /// Returns the first path of a node, relative to the mount; empty for the root, none for a node without a name.
     pub fn path_of(&self, node: NodeId) -> Option<Vec<u8>> {
         self.state.look(|state| {
             if node == ROOT {
@@ -163,8 +163,8 @@ impl NodeViews<'_> {
         })
     }
 
-    /// Where this machine's root can read, and for tests change, the host copy without the mount. Good for as long as
-    /// this process has the file.
+    /// Returns a path at which this machine's root can read, and for tests change, the host copy without the mount. The path is good for
+    /// as long as this process has the file.
     pub fn host_path(&self, node: NodeId) -> Option<String> {
         self.state.look(|state| {
             let file = state.tree.nodes.get(&node)?.file().ok()?;
@@ -172,13 +172,13 @@ impl NodeViews<'_> {
         })
     }
 
-    /// The node at a path relative to the mount; symlinks are not followed.
+    /// Returns the node at a path relative to the mount; symlinks are not followed.
     pub fn node_at(&self, path: &[u8]) -> Option<NodeId> {
         self.state.look(|state| state.tree.resolve(path).ok())
     }
 
-    /// When the directory at a path, relative to the mount, got its name by rename; none for one that was made under it,
-    /// and for what is no directory.
+    /// Returns when the directory at a path, relative to the mount, got its name by rename; none if it was made under that name, or is
+    /// not a directory.
     pub fn renamed_ns(&self, path: &[u8]) -> Option<i64> {
         let node = self.node_at(path)?;
         self.state
@@ -187,12 +187,12 @@ impl NodeViews<'_> {
             .filter(|renamed_ns| *renamed_ns != 0)
     }
 
-    /// All names of a node, each with its directory.
+    /// Returns all names of a node, each with its directory.
     pub fn names_of(&self, node: NodeId) -> Vec<(NodeId, Vec<u8>)> {
         self.state.look(|state| state.tree.names_of(node))
     }
 
-    /// The paths in sight of a file besides the one at which it is; none of what is no file, or has too many.
+    /// Returns a file's paths that are not hidden, besides `path`; none if the node is not a file, or has too many.
     #[must_use]
     pub fn other_names(&self, path: &[u8]) -> Vec<Vec<u8>> {
         self.state
@@ -203,7 +203,7 @@ impl NodeViews<'_> {
             .unwrap_or_default()
     }
 
-    /// The directory above a node; the root's is the root.
+    /// Returns the directory above a node; the root's is the root.
     ///
     /// # Errors
     /// [`FsError::Stale`].
@@ -214,13 +214,13 @@ impl NodeViews<'_> {
         })
     }
 
-    /// The node of a file of the tree; none where nothing is named by it.
+    /// Returns the node of a file of the tree; none if the tree has no such file.
     #[must_use]
     pub fn node_of_file(&self, file: FileId) -> Option<NodeId> {
         self.state.look(|state| state.node_of(file, self.state.incarnation))
     }
 
-    /// The bytes of a file that is not COLD, whoever writes them.
+    /// Returns the bytes of a file that is not COLD, whichever node writes them.
     #[must_use]
     pub fn present(&self, node: NodeId) -> Option<Present> {
         self.state.look(|state| {
@@ -231,7 +231,7 @@ impl NodeViews<'_> {
     }
 }
 
-/// Nodes looked at in one hold of the lock.
+/// Nodes examined in one hold of the lock.
 pub(super) const NODES_AT_ONCE: usize = 256;
 
 pub(super) fn file_view_with(tree: &Tree, id: NodeId, paths: Vec<Vec<u8>>) -> Option<FileView> {

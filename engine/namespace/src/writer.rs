@@ -1,4 +1,4 @@
-//! Who writes: the process behind a thread, and the session it belongs to.
+//! Writing processes: the process behind a thread, and the session it belongs to.
 //!
 //! Owns: [`WriterId`], [`SessionKey`], reading them from /proc, the bounded cache.
 //! Does not own: what a session means for completeness (the protocol).
@@ -25,39 +25,39 @@ use tidemark_protocol::id::Incarnation;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionKey(pub String);
 
-/// One process that opened a file for writing.
+/// A process that opened a file for writing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WriterId {
     pub session: SessionKey,
     pub world_size: Option<u64>,
     pub rank: Option<u64>,
-    /// Whether its environment could be read; without it nothing is known of the size of its job.
+    /// Whether the process's environment could be read; without it the size of its job is unknown.
     pub environment_seen: bool,
     pub tgid: u32,
-    /// The node whose process it is, where that is another.
+    /// The node on which the process runs, if that is another node.
     pub home: Option<Incarnation>,
     /// Field 22 of /proc/<pid>/stat, in clock ticks since boot; with `tgid` it names a process for good.
     pub start_time_ticks: u64,
 }
 
 impl WriterId {
-    /// Which process it is, for good: a number that is used again starts at another moment.
+    /// Returns the process's permanent identity: a process number that is used again has another start time.
     #[must_use]
     pub fn process(&self) -> (u32, u64) {
-        // Two nodes count their processes alike.
+        // Two nodes number their processes alike.
         (self.tgid, self.start_time_ticks ^ self.home.map_or(0, |home| home.0))
     }
 }
 
-/// What /proc says of the processes that share a session.
+/// Result of a search in /proc for processes that share a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peers {
     None,
-    /// One of them.
+    /// Such a process exists; this is the first one found.
     Some {
         process: u32,
     },
-    /// This process's environment cannot be read.
+    /// No such process was found, but this process's environment cannot be read.
     Unknown {
         process: u32,
     },
@@ -69,7 +69,8 @@ const ENVIRONMENT_BYTES: u64 = 256 << 10;
 const TICKS_PER_SECOND: u64 = 100;
 /// Ranks that a node's launcher starts begin within this of each other.
 const LAUNCH_TICKS: u64 = 60 * TICKS_PER_SECOND;
-/// What launchers call the number of ranks and a rank: torchrun, Open MPI, and those that speak PMI (MPICH, Intel MPI).
+/// Environment variables in which launchers pass the number of ranks and a rank: torchrun, Open MPI, and PMI launchers (MPICH, Intel
+/// MPI).
 const SIZES: [&str; 3] = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
 const RANKS: [&str; 3] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"];
 /// Slurm's steps that `srun` launched have numbers up to this (slurm.h, `SLURM_MAX_NORMAL_STEP_ID`).
@@ -78,20 +79,20 @@ const SLURM_LAST_STEP: u64 = 0xffff_fff0;
 const MAX_SESSION_BYTES: usize = 200;
 /// Processes remembered, one descriptor each.
 const CACHED: usize = 512;
-/// How long one that ended is asked how: until somebody has waited for it.
+/// How long the kernel is asked how a process ended: the answer exists only once its parent has waited for it.
 const REAPED_WITHIN: Duration = Duration::from_secs(60);
 /// A thread id is looked up again after this, should it have been reused in a process that still lives.
 const CACHED_FOR: Duration = Duration::from_secs(60);
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// What is known of a thread.
+/// Facts known of a thread.
 #[derive(Debug)]
 struct Known {
     writer: Arc<WriterId>,
-    /// Readable once the process is dead: then its ids may name another.
+    /// Descriptor that becomes readable once the process is dead: then its ids may name another.
     process: OwnedFd,
     since: Instant,
-    /// When it was first seen to have ended.
+    /// When the process was first seen to have ended.
     ended: Option<(Instant, i64)>,
 }
 
@@ -101,17 +102,17 @@ pub(super) struct WriterCache {
     proc_root: PathBuf,
     known: Mutex<BTreeMap<u32, Known>>,
     ends: Mutex<Ends>,
-    /// Times that a program opened a file for writing, and the kernel gave it no number that we know.
+    /// Number of times that a program without a process number known here opened a file for writing.
     unseen: AtomicU64,
 }
 
 impl WriterCache {
-    /// `ends`: those that the daemon before saw.
+    /// Creates the cache. `ends`: the ends that the previous daemon saw.
     pub(super) fn new(proc_root: PathBuf, ends: Ends) -> Self {
         Self { proc_root, known: Mutex::default(), ends: Mutex::new(ends), unseen: AtomicU64::new(0) }
     }
 
-    /// Watches who wrote a file of the tree and lives still. The daemon before had descriptors of them.
+    /// Watches the living processes that wrote a file of the tree. The previous daemon had descriptors of them.
     pub(super) fn watch_all(&self, tree: &Tree) {
         let files = tree.nodes.values().filter_map(|node| node.file().ok());
         files.flat_map(|file| &file.writers).for_each(|writer| self.watch(writer));
@@ -121,7 +122,7 @@ impl WriterCache {
         &self.proc_root
     }
 
-    /// The process that opens a file for writing; one that we cannot see is none, and is counted.
+    /// Returns the process that opens a file for writing. For a process that we cannot see returns none, and counts it.
     pub(super) fn opens(&self, caller: &Caller) -> Option<Arc<WriterId>> {
         // Without a request it is a call of our own.
         if caller.pid == 0 && caller.request != 0 && self.unseen.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -133,13 +134,13 @@ impl WriterCache {
         self.identify(caller.pid)
     }
 
-    /// How often [`WriterCache::opens`] saw nobody.
+    /// Returns how often [`WriterCache::opens`] found no process.
     pub(super) fn unseen(&self) -> u64 {
         self.unseen.load(Ordering::Relaxed)
     }
 
-    /// The process behind thread `tid`; none for one we cannot see. Costs a poll when it is known, and reading
-    /// three files of /proc when it is not.
+    /// Returns the process behind thread `tid`; none if we cannot see it. Costs a poll if the thread is known, and reading three files of
+    /// /proc if not.
     pub(super) fn identify(&self, tid: u32) -> Option<Arc<WriterId>> {
         if tid == 0 {
             return None;
@@ -173,7 +174,7 @@ impl WriterCache {
         Some(writer)
     }
 
-    /// Remembers a process that wrote for the daemon before this one, where it has not gone yet.
+    /// Remembers a process that wrote under the previous daemon, if it still lives.
     fn watch(&self, writer: &Arc<WriterId>) {
         if self.end(writer).is_some() {
             return;
@@ -184,7 +185,7 @@ impl WriterCache {
         }
         let pid = i32::try_from(writer.tgid).ok().and_then(Pid::from_raw);
         let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        // The descriptor is taken first: if it is still the same process afterwards, it is that one's.
+        // The descriptor is taken first: if the number still means the same process afterwards, the descriptor does, too.
         let is_it = |stat: &Stat| stat.start_time_ticks == writer.start_time_ticks;
         let found = Stat::read(&self.proc_root, writer.tgid).filter(is_it).and(process);
         if let Some(process) = found {
@@ -193,24 +194,24 @@ impl WriterCache {
         }
     }
 
-    /// How the process was seen to have ended.
+    /// Returns how the process was seen to end.
     pub(super) fn end(&self, writer: &WriterId) -> Option<End> {
         self.ends().get(writer.process())
     }
 
-    /// Locked after the namespace's state, never before.
+    /// Locks the ends. Lock after the namespace's state, never before.
     pub(super) fn ends(&self) -> MutexGuard<'_, Ends> {
         self.ends.lock().expect(super::UNPOISONED)
     }
 
-    /// Whether it is remembered still: it lives, or the kernel has not said how it ended.
+    /// Whether the process is still remembered: it lives, or the kernel has not said how it ended.
     pub(super) fn is_awaited(&self, writer: &WriterId) -> bool {
         let known = self.known.lock().expect(super::UNPOISONED);
         known.values().any(|entry| entry.writer.process() == writer.process())
     }
 
-    /// Lets go of those that have ended, whose descriptors would be held for nobody, once the kernel has said how; gives the ends that are
-    /// news. Costs one poll of them all.
+    /// Closes the descriptors of processes that have ended, once the kernel has said how; returns the new ends. Costs one poll of all
+    /// remembered processes.
     pub(super) fn forget_ended(&self, now_ns: i64) -> Vec<(Process, End)> {
         let mut news = Vec::new();
         let mut known = self.known.lock().expect(super::UNPOISONED);
@@ -243,9 +244,9 @@ impl WriterCache {
     }
 }
 
-/// Processes of the launch that `writer` is of, which began with it and before `before_ns` (CLOCK_REALTIME): those of its next
-/// life share the name. Of a session that no launcher named, only its writers are known, and this says none. Costs a file
-/// of /proc for each process of the machine, and three more for each that began then.
+/// Looks for processes of `writer`'s launch that began with it and before `before_ns` (CLOCK_REALTIME), since processes of its next life
+/// share the name. Returns none for a session that no launcher named, because only its writers are known. Costs a file of /proc for each
+/// process of the machine, and three more for each that began then.
 pub(super) fn peers(proc_root: &Path, writer: &WriterId, before_ns: i64) -> Peers {
     if writer.session.0.starts_with("session:") {
         return Peers::None;
@@ -255,7 +256,7 @@ pub(super) fn peers(proc_root: &Path, writer: &WriterId, before_ns: i64) -> Peer
     let mut unknown = None;
     for entry in processes.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // One that ended meanwhile is none.
+        // A process that ended meanwhile does not count.
         let lives = || Stat::read(proc_root, pid).filter(|stat| !stat.ended && !stat.ends);
         let Some(stat) = lives() else { continue };
         if stat.kernel || !launched.contains(&stat.start_time_ticks) {
@@ -263,17 +264,17 @@ pub(super) fn peers(proc_root: &Path, writer: &WriterId, before_ns: i64) -> Peer
         }
         let Some(found) = identify(proc_root, pid) else { continue };
         if !found.environment_seen {
-            // An environment is gone before its process is, for as long as that waits for us to take the last of its files.
+            // A process's environment is gone before the process is, for as long as it waits for us to release the last of its files.
             unknown = lives().map(|_| pid).or(unknown);
         } else if found.session == writer.session && (found.rank.is_some() || writer.rank.is_none()) {
-            // What launched them may carry the name too, but no rank.
+            // The process's launcher may carry the name too, but no rank.
             return Peers::Some { process: pid };
         }
     }
     unknown.map_or(Peers::None, |process| Peers::Unknown { process })
 }
 
-/// A moment in clock ticks since boot, as /proc counts them.
+/// Converts a moment to clock ticks since boot, as /proc counts them.
 fn ticks_at(realtime_ns: i64) -> u64 {
     let ns = |clock| {
         let now = rustix::time::clock_gettime(clock);
@@ -284,7 +285,7 @@ fn ticks_at(realtime_ns: i64) -> u64 {
         + u64::try_from(since_boot).unwrap_or(0) % 1_000_000_000 * TICKS_PER_SECOND / 1_000_000_000
 }
 
-/// How a process ended for which nobody has waited yet; none where that is not known. Linux says it since 3.5 to those who may
+/// Returns how a process ended before its parent waits for it; none if that is not known. Since 3.5, Linux shows it to those who may
 /// trace the process, and 0 to all others (do_task_stat in fs/proc/array.c).
 fn zombie(proc_root: &Path, writer: &WriterId) -> Option<Ended> {
     let stat = Stat::read(proc_root, writer.tgid).filter(|_| may_trace_all())?;
@@ -360,7 +361,8 @@ fn bounded(key: String) -> String {
     format!("{}~{hash}", &key[..cut])
 }
 
-/// The process of a thread and when it started, which names it for good ([`WriterId::process`]). Costs two files of /proc.
+/// Returns the process of a thread and its start time, which together identify it for good ([`WriterId::process`]). Costs two files of
+/// /proc.
 pub(super) fn process_of(proc_root: &Path, tid: u32) -> Option<(u32, u64)> {
     let tgid = thread_group(proc_root, tid)?;
     Some((tgid, Stat::read(proc_root, tgid)?.start_time_ticks))

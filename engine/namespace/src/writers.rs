@@ -1,7 +1,7 @@
 //! The processes that write, make, remove and read, as the node loop asks for them.
 //!
-//! Owns: handing over what calls noted of them. Does not own: identifying them (`writer`, `reader`), how they ended (`ends`), what follows
-//! (the node loop).
+//! Owns: handing over what calls noted of these processes. Does not own: identifying them (`writer`, `reader`), how they ended (`ends`),
+//! the consequences (the node loop).
 
 use super::NodeId;
 use super::begun::Made;
@@ -19,10 +19,10 @@ const REMOVERS_MAX: usize = 4096;
 /// Directories that wait for the node loop to ask: it does so many times a second.
 const MADE_MAX: usize = 1024;
 
-/// Deeds of processes that the node loop asks about; of very many the latest.
+/// Acts of processes that the node loop asks about; of very many the latest.
 #[derive(Debug, Default)]
 pub(super) struct Deeds {
-    /// Processes that took a name of a sealed file away.
+    /// Processes that removed a name of a sealed file.
     removers: VecDeque<(FileId, Arc<WriterId>)>,
     /// Directories that were made.
     made: VecDeque<Made>,
@@ -53,31 +53,31 @@ pub struct Writers<'a> {
 }
 
 impl Writers<'_> {
-    /// How often a program opened a file for writing that has no number in this process's pid namespace; only rises.
+    /// Returns how often a program without a number in this process's pid namespace opened a file for writing; only rises.
     #[must_use]
     pub fn writers_unseen(&self) -> u64 {
         self.cache.unseen()
     }
 
-    /// Which directories were made since this was asked last; of very many the latest.
+    /// Takes the directories that were made since the last call; of very many the latest.
     #[must_use]
     pub fn take_made(&self) -> VecDeque<Made> {
         self.state.look(|state| std::mem::take(&mut state.deeds.made))
     }
 
-    /// The files that any thread of these processes opened for reading, of the latest of each.
+    /// Returns the latest files that any thread of these processes opened for reading.
     pub fn opened_by(&self, processes: &BTreeSet<(u32, u64)>) -> BTreeSet<NodeId> {
         self.readers.opened_by(processes)
     }
 
-    /// How a process ended; none while it runs, and where nobody knows.
+    /// Returns how a process ended; none while it runs, or if that is not known.
     #[must_use]
     pub fn end(&self, writer: &WriterId) -> Option<End> {
         self.cache.end(writer)
     }
 
-    /// Closes the descriptors of writing processes that have ended, and keeps how they did for the next daemon. Costs one poll of those
-    /// that are remembered, and a write of the journal where one has ended.
+    /// Closes the descriptors of writing processes that have ended, and journals how they ended for the next daemon. Costs one poll of
+    /// the remembered processes, and a write of the journal if one has ended.
     pub fn forget_ended_writers(&self) {
         let ended = self.cache.forget_ended(self.state.now_ns());
         if ended.is_empty() {
@@ -87,25 +87,25 @@ impl Writers<'_> {
             state.note_ends(&ended);
             Ok(())
         });
-        // This daemon knows them all the same, and the snapshot that mends the journal has them.
+        // This daemon knows the ends all the same, and the snapshot that mends the journal has them.
         if let Err(error) = noted {
             tracing::warn!(%error, ends = ended.len(), "the journal did not take how processes ended");
         }
     }
 
-    /// The processes that were launched with a writer and were there at `before_ns`; see [`Peers`].
+    /// Returns the processes that were launched with a writer and were there at `before_ns`; see [`Peers`].
     #[must_use]
     pub fn peers(&self, writer: &WriterId, before_ns: i64) -> Peers {
         writer::peers(self.cache.proc_root(), writer, before_ns)
     }
 
-    /// Whether a process has ended of which the kernel may still say how.
+    /// Whether the process is still remembered: it lives, or the kernel may still say how it ended.
     #[must_use]
     pub fn is_end_awaited(&self, writer: &WriterId) -> bool {
         self.cache.is_awaited(writer)
     }
 
-    /// Who removed names of sealed files since this was asked last; of very many the latest.
+    /// Takes the processes that removed names of sealed files since the last call; of very many the latest.
     #[must_use]
     pub fn take_removers(&self) -> VecDeque<(FileId, Arc<WriterId>)> {
         self.state.look(|state| std::mem::take(&mut state.deeds.removers))

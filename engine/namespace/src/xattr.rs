@@ -29,7 +29,7 @@ fn is_computed(name: &[u8]) -> bool {
     name.starts_with(COMPUTED) && name != METRIC_XATTR.as_bytes()
 }
 
-/// What answers for `user.tidemark.*`. Called without any lock held; may look at the namespace.
+/// Source of the `user.tidemark.*` attributes. Called without any lock held; may look at the namespace.
 pub trait XattrSource: Send + Sync + fmt::Debug {
     /// The value of `name` (whole, with its prefix) on `node`; none where there is no such attribute.
     ///

@@ -1,6 +1,6 @@
-//! Records of the journal: the bytes that tell a namespace's state.
+//! Records of the journal: the bytes that describe a namespace's state.
 //!
-//! Owns: their kinds and their encoding; reading is in `read`. Does not own: files, checksums and order (`journal`), what a set
+//! Owns: their kinds and their encoding; reading is in `read`. Does not own: files, checksums and order (`journal`), the state that a set
 //! of records makes (`replay`).
 //!
 //! A record states what is, never what was done, so replaying one twice is harmless. Unsigned integers are LEB128
@@ -33,12 +33,12 @@ use tidemark_protocol::encoding::Codec;
 use tidemark_protocol::id::Epoch;
 use tidemark_protocol::key::NodeLife;
 
-/// The journal's newest format. Raised with any change of a record that an older reader does not take.
+/// The journal's newest format. Raise it with any change of a record that an older reader refuses.
 pub(super) const FORMAT_VERSION: u32 = 8;
 /// The format of a journal without a record of the newest one ([`format_of`]).
 pub(super) const FORMAT_VERSION_LEAST: u32 = 7;
-/// The oldest format that is read: it has no operations. Up to 6 no node says when its attributes were set. Up to 7 nothing is said of lives
-/// that were given up, and none is taken to be away.
+/// The oldest format that is read: it has no operations. Up to 6, nodes have no time at which their attributes were set. Up to 7, lives
+/// that were given up are not recorded, and none counts as away.
 pub(super) const FORMAT_VERSION_MIN: u32 = 5;
 /// The longest record: an xattr of 64 KiB, or a piece of a seal's chunk checksums.
 pub(super) const MAX_RECORD_BYTES: usize = 72 << 10;
@@ -50,10 +50,10 @@ const CHUNKS_PER_RECORD: usize = 8192;
 const MAX_KEY_BYTES: usize = 4096;
 /// Chunks of the largest file believed: 64 PiB at 8 MiB.
 const MAX_CHUNKS: u64 = 1 << 33;
-/// The largest file, 64 PiB: what is read back of a larger one would not be believed.
+/// The largest file, 64 PiB: records of a larger file would be refused when read back.
 pub const LARGEST_FILE_BYTES: u64 = MAX_CHUNKS * tidemark_protocol::layout::CHUNK_BYTES;
 
-/// One record.
+/// A record of the journal.
 #[derive(Debug)]
 pub(super) enum Record {
     /// Numbers below this were given.
@@ -95,26 +95,26 @@ pub(super) enum Record {
     },
     Answer(RequestId, Answer),
     SessionEnded,
-    /// How far other nodes have been told.
+    /// How far changes were published to other nodes.
     Progress(Progress),
-    /// What they are to be told, by its number.
+    /// An operation to publish to other nodes, by its number.
     Operation(u64, Box<NameOperation>),
-    /// The epoch in which this tree is the catalog. What was heard of lives before holds no more.
+    /// The epoch in which this tree is the catalog. Earlier records of other lives' publications no longer hold.
     Catalog(Option<Epoch>),
-    /// How far a life's publications are in it.
+    /// How far a life's publications are applied to this tree.
     Heard(NodeLife, Taken),
-    /// The nodes that were made while a life counted as lost; none: it has told everything since.
+    /// The nodes that were made while a life counted as lost; none: the life has published everything since.
     Away(NodeLife, Option<Range<NodeId>>),
 }
 
-/// What a file's record says of its bytes, to be looked up by the replay.
+/// Facts about a file's bytes in its record, to be looked up by the replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bytes {
     pub(super) backing: Option<u64>,
     pub(super) chunk_count: u64,
-    /// Lengths of encoded chunks that its object has; 0 where it is not encoded.
+    /// Number of lengths of encoded chunks that the file's object has; 0 if it is not encoded.
     pub(super) length_count: u64,
-    /// Someone had it open for writing.
+    /// Whether a program had the file open for writing.
     pub(super) was_open: bool,
 }
 
@@ -150,26 +150,26 @@ const PLAIN: u8 = 0;
 const ENCODED_ZSTD: u8 = 1;
 const ENCODED_PLANES: u8 = 2;
 
-/// What a [`SPECIAL`] record says its node is.
+/// Kinds of node in a [`SPECIAL`] record.
 const PIPE: u8 = 1;
 const SOCKET: u8 = 2;
 const CHARACTER_DEVICE: u8 = 3;
 const BLOCK_DEVICE: u8 = 4;
 
-/// No node has this number, so that readers of before pass over what an attribute says of it: they know no ends, and lose nothing else.
+/// Number that no node has, so that earlier readers skip its attributes: they know no ends, and lose nothing else.
 const NO_NODE: NodeId = 0;
 /// The attribute of [`NO_NODE`] that says how a process ended.
 const END: &[u8] = b"end";
-/// Its value: number, start, moment, how; each of a fixed size, little-endian.
+/// Size of that attribute's value: number, start, moment, how; each of a fixed size, little-endian.
 const END_BYTES: usize = 4 + 8 + 8 + 1;
 const ENDED_WELL: u8 = 0;
 const ENDED_FAILED: u8 = 1;
 const ENDED_KILLED: u8 = 2;
 
-/// Set in a record's length where more of the same change follow: all of them hold, or none.
+/// Flag in a record's length if more records of the same change follow: all of them hold, or none.
 pub(super) const MORE: u32 = 1 << 31;
 
-/// The oldest format whose readers take this record as it is written here.
+/// Returns the oldest format whose readers take this record as it is written here.
 pub(super) fn format_of(record: &[u8]) -> u32 {
     if record.first() == Some(&AWAY) { FORMAT_VERSION } else { FORMAT_VERSION_LEAST }
 }
@@ -200,7 +200,7 @@ impl<'a> Writer<'a> {
         self.last = Some(self.start);
     }
 
-    /// The change is whole.
+    /// Marks the change as whole.
     fn close(self) {
         if let Some(last) = self.last {
             self.out[last + 3] &= 0x7f;
@@ -334,7 +334,7 @@ impl<'a> Writer<'a> {
         self.u32(device);
     }
 
-    /// The checksums of a seal's chunks, and where those of its object lie.
+    /// Writes the checksums of a seal's chunks, and where those of its object lie.
     fn chunks(&mut self, id: NodeId, file: &File) {
         let sums = file.fate.seal().map_or(&[][..], |seal| &*seal.chunks);
         for (piece, values) in sums.chunks(CHUNKS_PER_RECORD).enumerate() {
@@ -509,7 +509,7 @@ impl<'a> Writer<'a> {
 }
 
 impl State {
-    /// Turns what was touched into records of what now is.
+    /// Turns the touched parts into records of their present state.
     pub(super) fn note_touched(&mut self) {
         self.tree.changes.collect(&self.tree.touched);
         self.outgoing.collect(&self.tree.touched);
@@ -576,7 +576,7 @@ impl State {
         writer.close();
     }
 
-    /// Ends a snapshot: the number that is given next, the kernel's session, what other nodes have not been told, and what they told.
+    /// Ends a snapshot: the next number, the kernel's session, changes not published to other nodes, and how far theirs were applied.
     pub(super) fn encode_rest(&self, out: &mut Vec<u8>) {
         let mut writer = Writer::new(out);
         writer.next(self.tree.next);
@@ -599,8 +599,8 @@ impl State {
     }
 }
 
-/// Appends records of everything about up to `count` nodes after `after`, and of those `ends` of their writers that were not told yet;
-/// returns the last of the nodes.
+/// Appends records of everything about up to `count` nodes after `after`, and of those `ends` of their writers that were not recorded
+/// yet; returns the last of the nodes.
 pub(super) fn encode_slice(
     tree: &Tree,
     after: NodeId,
@@ -645,7 +645,7 @@ mod tests {
         out.split_off(4)
     }
 
-    /// The daemon of before takes the journal back, and knows no ends.
+    /// The previous version of the daemon takes the journal back, and knows no ends.
     #[test]
     fn an_end_is_an_attribute_of_no_node_to_daemons_that_know_no_ends() {
         let (process, end) = ((7, 1 << 40), End { at_ns: -3, how: Ended::Killed });
@@ -654,7 +654,7 @@ mod tests {
         assert_eq!((of, how), (process, end));
         assert_eq!((told[0], u64::from(told[1])), (XATTR, NO_NODE));
         assert_eq!(format_of(&told), FORMAT_VERSION_LEAST);
-        // And so is to this one what a later daemon says of no node.
+        // This daemon, too, passes over a later daemon's attributes of no node.
         for (name, value) in [(&b"later"[..], &b"?"[..]), (END, b"longer than it was, or of another form")] {
             let later = record(|writer| writer.xattr(NO_NODE, name, Some(value)));
             assert!(matches!(decode(&later), Some(Record::Xattr { node: NO_NODE, .. })), "{later:?}");
