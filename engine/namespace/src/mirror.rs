@@ -41,7 +41,7 @@ impl Remote {
 /// Names settled in one hold of the lock.
 const SETTLED_AT_ONCE: usize = 256;
 
-/// Applies other nodes' names and states to this tree.
+/// Other nodes' names and states, applied to this tree.
 #[derive(Debug, Clone, Copy)]
 pub struct Mirror<'a> {
     pub(super) state: &'a Guarded,

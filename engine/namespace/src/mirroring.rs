@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tidemark_protocol::cluster::wire::{FileFacts, NameOperation, NodeAttributes, NodeKind, NodeState};
 use tidemark_protocol::id::{FileId, Generation, Incarnation};
 
-/// The state while it applies another node's changes. These changes are not published again.
+/// The state while it applies another node's changes, which are not published again.
 #[derive(Debug)]
 pub(super) struct Mirroring<'a> {
     pub(super) state: &'a mut State,

@@ -25,7 +25,7 @@ pub const RENAME_EXCHANGE: u32 = 2;
 
 /// Entries in one answer of readdir: more than fill the kernel's buffer, few enough to copy under the lock.
 const READDIR_ENTRIES: usize = 1024;
-/// The sgid bit: what is made in such a directory takes its group, directories the bit too.
+/// The sgid bit: entries made in such a directory take its group, directories the bit too.
 const SGID: u32 = 0o2000;
 
 impl Namespace {
@@ -43,12 +43,12 @@ impl Namespace {
         })
     }
 
-    /// The kernel drops `count` of its look-ups of a node.
+    /// Drops `count` of the kernel's look-ups of a node.
     pub fn forget(&self, node: NodeId, count: u64) {
         let forgotten = self.state.change(|state| {
             if let Ok(known) = state.tree.node_mut(node) {
                 known.lookups = known.lookups.saturating_sub(count);
-                // It drops all its look-ups of a node at once.
+                // The kernel drops all its look-ups of a node at once.
                 known.taken_up = false;
                 state.release_unreachable(node);
             }
@@ -154,7 +154,7 @@ impl NameCalls<'_> {
         })
     }
 
-    /// Gives what is no directory another name; counts the look-up.
+    /// Gives a node that is not a directory another name; counts the look-up.
     ///
     /// # Errors
     /// [`FsError::NotPermitted`] for a directory, [`FsError::Exists`], [`FsError::NotFound`] for a node without names.
@@ -179,7 +179,7 @@ impl NameCalls<'_> {
         })
     }
 
-    /// Takes the name of what is no directory away. A file's bytes stay until the last handle is released.
+    /// Removes the name of a node that is not a directory. A file's bytes stay until the last handle is released.
     ///
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::IsDirectory`].
@@ -206,7 +206,7 @@ impl NameCalls<'_> {
         })
     }
 
-    /// Takes an empty directory away.
+    /// Removes an empty directory.
     ///
     /// # Errors
     /// [`FsError::NotEmpty`], [`FsError::NotFound`], [`FsError::NotDirectory`].
@@ -224,7 +224,7 @@ impl NameCalls<'_> {
         })
     }
 
-    /// Moves a name, over what has the new one; a directory in constant time, whatever it holds.
+    /// Moves a name, replacing the node that has the new one; a directory in constant time, whatever it holds.
     ///
     /// # Errors
     /// As rename(2): [`FsError::Invalid`] for a loop or unknown flags, [`FsError::NotEmpty`], [`FsError::Exists`], ….
@@ -264,7 +264,7 @@ impl NameCalls<'_> {
     }
 
     /// # Errors
-    /// [`FsError::Invalid`] for what is no symlink.
+    /// [`FsError::Invalid`] for a node that is not a symlink.
     pub fn readlink(&self, node: NodeId) -> Result<Vec<u8>, FsError> {
         self.state.look(|state| state.tree.target(node))
     }
@@ -284,7 +284,7 @@ impl NameCalls<'_> {
         self.readdir_to(node, cookie, u64::MAX)
     }
 
-    /// Where a listing that begins now ends: what gets its name later has a cookie beyond.
+    /// Returns where a listing that begins now ends: entries named later have a cookie beyond.
     ///
     /// # Errors
     /// [`FsError::NotDirectory`], [`FsError::Stale`].
@@ -339,7 +339,7 @@ impl Tree {
         found.links().filter_map(name).collect()
     }
 
-    /// A rename gave a node its name: a file's bytes are meant to be whole, and what is in a directory, too.
+    /// Notes that a rename named a node: a file's bytes are meant to be whole, and so are those of the files in a directory.
     pub(super) fn renamed(&mut self, node: NodeId, now_ns: i64) {
         if let Ok(file) = self.file_mut(node) {
             file.happens(FileEvent::Vouched);
@@ -349,8 +349,8 @@ impl Tree {
         self.named(node, now_ns);
     }
 
-    /// A node has a new name: it is the newest that this path names. A link says nothing of the bytes: who makes a backup links what
-    /// is still being written, too.
+    /// Notes that a node has a new name: it is the newest that this path names. A link does not vouch for the bytes: a backup also links
+    /// files that are still being written.
     pub(super) fn named(&mut self, node: NodeId, now_ns: i64) {
         let generation = Generation(self.number());
         if let Ok(file) = self.file_mut(node) {
@@ -361,7 +361,7 @@ impl Tree {
         self.mark(node);
     }
 }
-/// Returns the operation that tells of a node that was just made.
+/// Returns the operation that describes a node that was just made.
 pub(super) fn made_operation(tree: &Tree, parent: NodeId, name: &[u8], id: NodeId) -> Option<NameOperation> {
     let node = tree.node(id).ok()?;
     let (path, attributes) = (path_in(tree, parent, name)?, attributes(node));
@@ -373,7 +373,7 @@ pub(super) fn made_operation(tree: &Tree, parent: NodeId, name: &[u8], id: NodeI
     }
 }
 
-/// Returns the operation that tells of a rename, before it is carried out: the paths are as they were.
+/// Returns the operation that describes a rename, before it is carried out: the paths are as they were.
 fn moves(tree: &Tree, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) -> Option<NameOperation> {
     let what = tree.child(from.0, from.1).and_then(|node| tree.node(node)).ok()?.file_id();
     let (from, to) = (path_in(tree, from.0, from.1)?, path_in(tree, to.0, to.1)?);
@@ -381,7 +381,7 @@ fn moves(tree: &Tree, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool
 }
 
 impl Node {
-    /// Group and sgid bit of what is made in this directory.
+    /// Returns the group and the sgid bit for entries made in this directory.
     pub(super) fn inherited(&self, caller: &Caller) -> (u32, u32) {
         let sgid = self.mode & SGID;
         (if sgid == 0 { caller.gid } else { self.gid }, sgid)

@@ -73,8 +73,9 @@ impl Namespace {
     /// Costs the pool's hand-out of a backing file and one journal record.
     ///
     /// # Errors
-    /// [`FsError::ReadOnly`] once the daemon is ending; [`FsError::Exists`], [`FsError::NoSpace`], [`FsError::NotFound`], [`FsError::NotDirectory`], [`FsError::NameTooLong`];
-    /// [`FsError::Stale`] for an existing name whose bytes are elsewhere: the kernel then opens it.
+    /// [`FsError::ReadOnly`] once the daemon is ending; [`FsError::Exists`], [`FsError::NoSpace`], [`FsError::NotFound`],
+    /// [`FsError::NotDirectory`], [`FsError::NameTooLong`]; [`FsError::Stale`] for an existing name whose bytes are elsewhere: the kernel
+    /// then opens it.
     pub fn create(
         &self,
         caller: &Caller,

@@ -34,10 +34,10 @@ enum Audience {
     /// Another node, which coordinates.
     #[default]
     Coordinator,
-    /// This node coordinates, and another keeps its tree. If this node loses the coordinator role, its operations tell its successor what
-    /// it missed.
+    /// Another node keeps the tree of this node, which coordinates. If this node loses the coordinator role, its operations tell its
+    /// successor what it missed.
     Keeper,
-    /// This node coordinates, and no other node keeps its tree.
+    /// No other node keeps the tree of this node, which coordinates.
     Nobody,
 }
 

@@ -1,7 +1,7 @@
-//! Making bytes ready to be changed that somebody may hold.
+//! Preparing bytes for a change while other programs may hold them.
 //!
-//! Owns: what is done outside the lock before a change: a new backing file, a copy, a new length. Does not own: the choice
-//! (`open`), who is sent back to the names (`stale`), the change itself (`State::apply_change`).
+//! Owns: the work outside the lock before a change: a new backing file, a copy, a new length. Does not own: the choice (`open`), sending
+//! threads back to the names (`stale`), the change itself (`State::apply_change`).
 
 use super::attr::freeze;
 use super::guarded::Guarded;
@@ -15,7 +15,7 @@ use tidemark_tier1::Backing;
 /// Bytes copied at a time when a frozen file is opened for update.
 const COPY_BYTES: usize = 4 << 20;
 
-/// Making bytes ready to be changed that somebody may hold.
+/// Preparation of bytes for a change while other programs may hold them.
 #[derive(Clone, Copy)]
 pub(super) struct Overwrites<'a> {
     pub(super) state: &'a Guarded,
@@ -25,7 +25,7 @@ pub(super) struct Overwrites<'a> {
 }
 
 impl<'a> Overwrites<'a> {
-    /// How large the last file of this node's name was; 0 when nobody knows.
+    /// Returns the size of the last file of this node's name; 0 if it is unknown.
     pub(super) fn expected_bytes(&self, node: NodeId) -> u64 {
         NodeViews { state: self.state }.path_of(node).and_then(|path| self.predict(&path)).unwrap_or(0)
     }
@@ -34,8 +34,7 @@ impl<'a> Overwrites<'a> {
         self.prediction.read().expect(super::UNPOISONED).as_ref().and_then(|predict| predict(path))
     }
 
-    /// An empty backing file for a file that is written anew, of the expected size where there is room for that beside
-    /// the old bytes.
+    /// Returns an empty backing file for a file that is overwritten, of the expected size if there is room for that beside the old bytes.
     pub(super) fn prepare_overwrite(&self, expected_bytes: u64) -> Result<Option<Arc<Backing>>, FsError> {
         match self.room.new_backing(Some(expected_bytes)) {
             Err(FsError::NoSpace) => self.room.new_backing(Some(0)).map(Some),
@@ -43,7 +42,7 @@ impl<'a> Overwrites<'a> {
         }
     }
 
-    /// Does, outside the lock, what a change needs: the busy mark keeps everyone else off these bytes.
+    /// Does, outside the lock, the work that a change needs: the busy mark keeps all other calls off these bytes.
     pub(super) fn prepare(
         &self,
         node: NodeId,
@@ -60,7 +59,7 @@ impl<'a> Overwrites<'a> {
                     let old = old.ok_or(FsError::Stale)?;
                     self.state.look(|state| freeze(state.tree.node_mut(node)?))?;
                     return match self.room.grow(&old, old_size_bytes, new_size_bytes) {
-                        // While it is open the kernel allows it no other backing file.
+                        // While the file is open the kernel allows it no other backing file.
                         Err(FsError::NoSpace)
                             if opens == 0 && !old.is_spilled() && self.room.tier1.has_spill() =>
                         {

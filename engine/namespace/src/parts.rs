@@ -1,4 +1,4 @@
-//! The calls of a namespace, by whom they serve.
+//! The calls of a namespace, grouped by their users.
 //!
 //! Owns: which parts of a namespace each group of calls may use. Does not own: the calls. Each group is a view that borrows those parts:
 //! making one costs nothing.
@@ -32,42 +32,42 @@ impl Namespace {
         PeerCopies { state: &self.state, seals: self.seals(), hosts: self.hosts() }
     }
 
-    /// Publications to other nodes, for whoever sends them.
+    /// Publications to other nodes, for the sender.
     #[inline]
     #[must_use]
     pub fn publications(&self) -> Publications<'_> {
         Publications { state: &self.state }
     }
 
-    /// Nodes as they stand, for whoever tells other nodes of them.
+    /// Nodes as they stand, for publication to other nodes.
     #[inline]
     #[must_use]
     pub fn standing(&self) -> StandingNodes<'_> {
         StandingNodes { state: &self.state }
     }
 
-    /// Nodes by path and by number, and what is known of each.
+    /// Nodes by path and by number, and the facts known of each.
     #[inline]
     #[must_use]
     pub fn nodes(&self) -> NodeViews<'_> {
         NodeViews { state: &self.state }
     }
 
-    /// The tree as the catalog: what was heard for it, and what of it is not kept elsewhere.
+    /// The tree as the catalog: the publications applied to it, and the changes that are not kept elsewhere.
     #[inline]
     #[must_use]
     pub fn catalog(&self) -> CatalogTree<'_> {
         CatalogTree { state: &self.state, fates: &self.fates }
     }
 
-    /// Other nodes' names and states, taken into this tree.
+    /// Other nodes' names and states, applied to this tree.
     #[inline]
     #[must_use]
     pub fn mirror(&self) -> Mirror<'_> {
         Mirror { state: &self.state }
     }
 
-    /// Names that the daemon takes out of sight, and out of the tree.
+    /// Names that the daemon hides, and removes from the tree.
     #[inline]
     #[must_use]
     pub fn hidden(&self) -> HiddenNames<'_> {
@@ -130,7 +130,7 @@ impl Namespace {
         Writers { state: &self.state, cache: &self.writers, readers: &self.readers }
     }
 
-    /// Making bytes ready to be changed that somebody may hold.
+    /// Preparing bytes for a change while other programs may hold them.
     #[inline]
     pub(super) fn overwrites(&self) -> Overwrites<'_> {
         Overwrites { state: &self.state, room: self.room(), prediction: &self.prediction, locks: &self.locks }

@@ -1,6 +1,7 @@
 //! A process as /proc shows it.
 //!
-//! Owns: reading `stat`, of which both who wrote (`writer`) and who lives (`alive`) are told. Does not own: what follows.
+//! Owns: reading `stat`, for the modules that identify writers (`writer`) and check which processes live (`alive`). Does not own: the
+//! consequences.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,8 +9,8 @@ use std::path::Path;
 
 /// include/linux/sched.h.
 pub(super) const PF_KTHREAD: u64 = 0x0020_0000;
-/// The same: it has begun to end, and has no memory any more while its files are being closed. Freeing a trainer's memory takes up to
-/// seconds, and it runs nothing of its own any more.
+/// Flag from the same header: the process has begun to end, and has no memory any more while its files are being closed. Freeing a
+/// trainer's memory takes up to seconds, and it runs nothing of its own any more.
 pub(super) const PF_EXITING: u64 = 0x4;
 /// Bytes read of stat and status, which are under 2 KiB.
 pub(super) const STAT_BYTES: u64 = 16 << 10;
@@ -25,7 +26,7 @@ pub(super) struct Stat {
     pub(super) kernel: bool,
     pub(super) session: i64,
     pub(super) start_time_ticks: u64,
-    /// Field 52, as wait(2) gives it.
+    /// Field 52, the status as wait(2) gives it.
     pub(super) exit_code: Option<i32>,
 }
 
@@ -49,7 +50,7 @@ impl Stat {
     }
 }
 
-/// At most so many bytes of a file of /proc; none where it is gone, or not ours to read.
+/// Reads at most so many bytes of a file of /proc; none if it is gone, or not ours to read.
 pub(super) fn read(path: &Path, limit_bytes: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(limit_bytes).read_to_end(&mut bytes).ok()?;

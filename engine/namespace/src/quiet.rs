@@ -1,8 +1,8 @@
-//! Names that no program makes: told by other nodes, read from Tier-3, or out of sight.
+//! Names that no program makes: published by other nodes, read from Tier-3, or hidden.
 //!
-//! Owns: making them, with the directories above them, so that directories keep their times. Does not own: the tree, which names these are.
+//! Owns: making them, with the directories above them, so that directories keep their times. Does not own: the tree, the choice of names.
 //!
-//! Jobs rotate by the times of directories, and a directory's own mtime is told or read with it.
+//! Jobs rotate by the times of directories, and a directory's own mtime is published or read with it.
 
 use super::cold::AdoptEntry;
 use super::hidden::is_hidden;
@@ -10,7 +10,7 @@ use super::node::{Body, Node};
 use super::tree::Tree;
 use super::{FsError, NodeId, ROOT};
 
-/// The mode of a directory of which nothing is known; and the one where that could let somebody in who was kept out.
+/// Modes of a directory of which nothing is known, and of one where that mode could admit users who were kept out.
 const DIRECTORY_MODE: u32 = 0o755;
 const OWNERS_DIRECTORY_MODE: u32 = 0o700;
 
@@ -21,7 +21,7 @@ pub(super) struct QuietNames<'a> {
 }
 
 impl Tree {
-    /// The tree for changes of names that leave the directories' times.
+    /// Returns the tree for changes of names that leave the directories' times.
     #[inline]
     pub(super) fn quietly(&mut self) -> QuietNames<'_> {
         QuietNames { tree: self }
@@ -29,14 +29,14 @@ impl Tree {
 }
 
 impl QuietNames<'_> {
-    /// The directory of `parts`, made where it is missing with what the entry below it has.
+    /// Returns the directory of `parts`, made if it is missing, with the attributes of the entry below it.
     pub(super) fn make_parents(&mut self, parts: &[&[u8]], entry: &AdoptEntry) -> Result<NodeId, FsError> {
         self.make_parents_with(parts, entry, DIRECTORY_MODE)
     }
 
-    /// The same above another name of a node. A document tells of the directories of such names; where it does not, nobody knows to whom
-    /// they were open. So they are the owner's of what is named, and nobody else's: who should get in can be let in, and who should not
-    /// have cannot be sent out again.
+    /// Does the same above another name of a node. If the document does not describe the directories of such a name, their former
+    /// permissions are unknown. Such directories then belong to the named node's owner alone: access can be granted later, but an
+    /// intrusion cannot be undone.
     pub(super) fn make_parents_of_link(
         &mut self,
         node: NodeId,
@@ -71,7 +71,7 @@ impl QuietNames<'_> {
         Ok(at)
     }
 
-    /// Gives what is no directory another name; its ctime stays.
+    /// Gives a node that is not a directory another name; its ctime stays.
     pub(super) fn adopt_link(
         &mut self,
         node: NodeId,
@@ -84,7 +84,7 @@ impl QuietNames<'_> {
         Ok(node)
     }
 
-    /// Makes a node under a name that is free, with what the entry says but its mode.
+    /// Makes a node under a name that is free, with the entry's attributes except its mode.
     pub(super) fn adopt_node(
         &mut self,
         parent: NodeId,
@@ -102,7 +102,7 @@ impl QuietNames<'_> {
         Ok(id)
     }
 
-    /// Runs `f`, which changes names in `directory`; where it fails the times stay as they are then.
+    /// Runs `f`, which changes names in `directory`. If `f` fails, the times stay as they are then.
     pub(super) fn keeping_times(
         &mut self,
         directory: NodeId,
@@ -113,7 +113,7 @@ impl QuietNames<'_> {
         self.put_back(directory, times)
     }
 
-    /// The times of a directory (mtime, ctime), for a change that needs more than the tree; see [`QuietNames::put_back`].
+    /// Returns the times of a directory (mtime, ctime), for a change that needs more than the tree; see [`QuietNames::put_back`].
     pub(super) fn times(&self, directory: NodeId) -> Result<(i64, i64), FsError> {
         let node = self.tree.node(directory)?;
         Ok((node.mtime_ns, node.ctime_ns))
@@ -126,7 +126,7 @@ impl QuietNames<'_> {
         Ok(())
     }
 
-    /// Makes a hidden directory and those above it; gives the last.
+    /// Makes a hidden directory and those above it; returns the last.
     pub(super) fn make_hidden(&mut self, path: &[u8], now_ns: i64) -> Result<NodeId, FsError> {
         let mut at = ROOT;
         for name in path.split(|byte| *byte == b'/') {
@@ -148,7 +148,7 @@ impl QuietNames<'_> {
         Ok(at)
     }
 
-    /// Moves a name to one that is free, made with its hidden directories where it is out of sight.
+    /// Moves a name to a free one. If the new name is hidden, also makes its directories.
     pub(super) fn move_name(&mut self, from: &[u8], to: &[u8], now_ns: i64) -> Result<(), FsError> {
         let (from_parent, from_name) = self.tree.split(from)?;
         self.tree.entry(from_parent, from_name)?;
@@ -158,7 +158,7 @@ impl QuietNames<'_> {
         let to = self.tree.split(to)?;
         self.keeping_times(from_parent, |tree| {
             tree.quietly().keeping_times(to.0, |tree| {
-                // Not as if the job had renamed it: that would vouch for its bytes.
+                // Not marked as a rename by the job, which would vouch for the bytes.
                 let (moved, _) = tree.rename((from_parent, from_name), to, true, now_ns)?;
                 tree.touched.node(moved);
                 tree.mark(moved);

@@ -1,7 +1,6 @@
 //! Replay: from the journal's records back to a namespace.
 //!
-//! Owns: putting records together and refusing what cannot be. Does not own: their bytes (`record`), the files
-//! (`journal`).
+//! Owns: putting records together and refusing impossible ones. Does not own: their bytes (`record`), the files (`journal`).
 
 use super::ends::{End, Ends, Process};
 use super::file::File;
@@ -26,7 +25,7 @@ use tidemark_protocol::id::{Epoch, FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
 use tidemark_tier1::Backing;
 
-/// The state as records tell it, before it is checked.
+/// The state as the records describe it, before it is checked.
 #[derive(Debug, Default)]
 struct Raw {
     next: u64,
@@ -43,7 +42,7 @@ struct Raw {
     catalog_of: Option<Epoch>,
     heard: BTreeMap<NodeLife, Taken>,
     away: BTreeMap<NodeLife, Range<NodeId>>,
-    /// In the order in which they were told.
+    /// In the order in which they were recorded.
     ends: Vec<(Process, End)>,
 }
 
@@ -174,8 +173,8 @@ impl Raw {
     }
 }
 
-/// Builds the state that `image` tells of, and how those ended who wrote its files. Unless the kernel's session goes on, its handles are gone, and with them the
-/// nodes without a name.
+/// Builds the state that `image` describes, and the ends of the processes that wrote its files. Unless the kernel's session goes on, its
+/// handles are gone, and with them the nodes without a name.
 pub(super) fn rebuild(
     image: Image,
     own: Incarnation,
@@ -208,7 +207,7 @@ pub(super) fn rebuild(
     let (handles, writers) = held(&tree, raw.handles);
     let open: BTreeSet<NodeId> = handles.values().map(|handle| handle.node).collect();
     let dropped = drop_unreachable(&mut tree, &open, session_goes_on);
-    // An inode that the kernel remembers keeps its node and its bytes. What it forgot while nobody listened gives way first.
+    // An inode that the kernel remembers keeps its node and its bytes. Inodes that it forgot while no daemon ran give way first.
     let nameless = tree.nodes.iter().filter(|(id, node)| **id != ROOT && node.link_count() == 0);
     let leftovers: Vec<_> = nameless.map(|(id, _)| *id).filter(|id| !open.contains(id)).collect();
     for node in tree.nodes.values_mut() {
@@ -234,7 +233,7 @@ pub(super) fn rebuild(
         let identity = file.id;
         let size_bytes =
             file.backing.as_ref().and_then(|b| b.stat().ok()).map_or(file.size_bytes, |s| s.size_bytes);
-        // What writers did since the journal's last word is still to be taken from the backing file's clock.
+        // Writes since the journal's last record are still to be taken from the backing file's clock.
         if writing > 0 {
             file.size_bytes = size_bytes;
         } else if super::attr::rebase(node, size_bytes).is_err() {
@@ -255,8 +254,8 @@ pub(super) fn rebuild(
     }
     state.find_copies();
     state.tree.mark_all();
-    // The journal holds all this already; what was cut, dropped or lost is written by the next compaction.
-    // But a daemon that goes on with the next session must not take up what was of this one.
+    // The journal holds all this already; the next compaction records the files that were cut, dropped or lost. But a daemon that goes on
+    // with the next session must not recover anything of this one.
     state.tree.touched = super::tree::Touched { freed: dropped, ..super::tree::Touched::default() };
     let ends = Ends::found(raw.ends, &state.tree);
     Ok((state, ends))
@@ -284,7 +283,7 @@ fn hang(tree: &mut Tree, entries: BTreeMap<(NodeId, u64), (Name, NodeId)>) -> Re
     Ok(())
 }
 
-/// The handles whose files are known, and how many of them may write each file.
+/// Returns the handles whose files are known, and how many of them may write each file.
 fn held(tree: &Tree, handles: BTreeMap<u64, Handle>) -> (BTreeMap<u64, Handle>, BTreeMap<NodeId, u32>) {
     let is_file = |handle: &Handle| tree.node(handle.node).is_ok_and(|node| node.file().is_ok());
     let handles: BTreeMap<_, _> = handles.into_iter().filter(|(_, handle)| is_file(handle)).collect();
@@ -295,8 +294,8 @@ fn held(tree: &Tree, handles: BTreeMap<u64, Handle>) -> (BTreeMap<u64, Handle>, 
     (handles, writers)
 }
 
-/// Frees what no path from the root reaches and nobody has open. While the session goes on a node without a name stays: it was
-/// freed in the journal when the kernel forgot it.
+/// Frees nodes that no path from the root reaches and no program has open. While the session goes on a node without a name stays: when
+/// the kernel forgets such a node, the journal records it as freed.
 fn drop_unreachable(tree: &mut Tree, open: &BTreeSet<NodeId>, session_goes_on: bool) -> Vec<NodeId> {
     let mut reached = open.clone();
     reached.insert(ROOT);
@@ -316,7 +315,7 @@ fn drop_unreachable(tree: &mut Tree, open: &BTreeSet<NodeId>, session_goes_on: b
     dropped
 }
 
-/// Gives an encoded object the lengths of its chunks back. Without them nothing of it can be read: it is no copy then.
+/// Gives an encoded object the lengths of its chunks back. Without them the object cannot be read, and does not count as a copy.
 fn put_lengths(id: NodeId, file: &mut File, lengths: Vec<u32>) {
     let Some(noted) = &mut file.object else { return };
     let Some(encoding) = &noted.1.encoding else { return };
@@ -343,7 +342,7 @@ fn revive(
     let fate = &file.fate;
     let whole = chunks.len() as u64 == bytes.chunk_count;
     let seal = fate.seal().filter(|_| whole).map(|seal| Seal { chunks: chunks.into(), ..seal.clone() });
-    // Open then, and nobody has it open now: nobody saw it closed.
+    // The file was open then and is not open now: its close was not seen.
     let lost = bytes.was_open && writers == 0;
     let found = FileFate::found(seal, fate.last_seal(), fate.is_cut(), lost, fate.is_vouched());
     file.fate = found.found_renamed_cut(fate.is_renamed_cut());

@@ -14,9 +14,9 @@ impl Namespace {
     /// while a seal's bytes are being read; then other attributes are set.
     ///
     /// # Errors
-    /// [`FsError::Busy`] for a new size of a file whose bytes are elsewhere: fetch it first ([`HostCopies::cold`](super::HostCopies::cold));
-    /// [`FsError::Stale`] once where the name is to be looked up again, and nothing has changed; [`FsError::NoSpace`], [`FsError::NeverFits`], [`FsError::IsDirectory`],
-    /// [`FsError::TooBig`].
+    /// [`FsError::Busy`] for a new size of a file whose bytes are elsewhere: fetch it first
+    /// ([`HostCopies::cold`](super::HostCopies::cold)); [`FsError::Stale`] once where the name is to be looked up again, and nothing has
+    /// changed; [`FsError::NoSpace`], [`FsError::NeverFits`], [`FsError::IsDirectory`], [`FsError::TooBig`].
     pub fn setattr(&self, caller: &Caller, node: NodeId, set: &SetAttr) -> Result<Attr, FsError> {
         if let Some(size_bytes) = set.size {
             self.overwrites().set_size(caller, node, size_bytes)?;
@@ -32,7 +32,7 @@ impl Namespace {
                 return attr(node, target);
             }
             if set.mtime.is_some() {
-                // What was written so far is taken in first, so that a later write is told apart from it.
+                // Earlier writes are recorded first, so that a later write can be told apart from them.
                 freeze(target)?;
                 if target.file().is_ok_and(|file| file.fate.writers() > 0) {
                     mark_unwritten(target)?;
@@ -91,7 +91,7 @@ impl<'a> Overwrites<'a> {
         }
         let prepared = self.prepare(node, change, size_bytes, old_bytes);
         self.state.change(|state| {
-            // Bytes that are cut off make room as removed ones do, also where the old bytes were being sealed or uploaded.
+            // Truncated bytes make room as removed ones do, also if the old bytes were being sealed or uploaded.
             if size_bytes < old_bytes && change != Change::InPlace && prepared.is_ok() {
                 state.departing.leaves(state.tree.node(node)?.file()?);
             }

@@ -1,7 +1,7 @@
-//! Everything under the lock, and when a node's bytes and number go.
+//! Everything under the lock, and when a node's bytes and number are freed.
 //!
-//! Owns: [`State`], whose parts own their fields each, and what is freed once nobody can reach it. Does not own: the lock (`guarded`), what a
-//! call does to the parts (each call).
+//! Owns: [`State`], whose parts own their fields each, and freeing nodes that nothing can reach any more. Does not own: the lock
+//! (`guarded`), the effect of a call on the parts (each call).
 
 use super::catalog::Removed;
 use super::copies::Copies;
@@ -33,7 +33,7 @@ pub(super) struct State {
     pub(super) pending: Vec<u8>,
     /// Backing files to drop once the lock is free and the journal no longer names them.
     pub(super) trash: Vec<Arc<Backing>>,
-    /// Names that another node took away, of which the kernel is told once the lock is free; with the node where it was its last.
+    /// Names that another node removed, of which the kernel is told once the lock is free; with the node if it was its last name.
     pub(super) lost_names: Vec<(NodeId, Vec<u8>, Option<NodeId>)>,
     pub(super) stale: StaleCallers,
     pub(super) reclaimable: Reclaimable,
@@ -45,7 +45,7 @@ pub(super) struct State {
     pub(super) outgoing: Outgoing,
     /// Publications that this node received as the coordinator.
     pub(super) heard: Heard,
-    /// Files that were removed; none where this tree is not the catalog.
+    /// Files that were removed; none if this tree is not the catalog.
     pub(super) removed: Option<Removed>,
 }
 
@@ -71,13 +71,13 @@ impl State {
         }
     }
 
-    /// The node that carries a file's identity.
+    /// Returns the node that has a file's identity.
     pub(super) fn node_of(&self, id: FileId, own: Incarnation) -> Option<NodeId> {
         self.identities.node_of(&self.tree, id, own)
     }
 
-    /// Frees what nobody can reach any more: a node and its bytes go with the last name, the last handle, and the kernel's
-    /// memory of it. An open that looked its name up before that was replaced comes after, and finds the old bytes.
+    /// Frees a node and its bytes once nothing can reach it: its last name, its last handle and the kernel's memory of it are gone. An
+    /// open whose look-up came before the replacement arrives later, and finds the old bytes.
     pub(super) fn release_unreachable(&mut self, id: NodeId) {
         let Some(node) = self.tree.nodes.get_mut(&id) else { return };
         if id == ROOT || node.link_count() > 0 {
@@ -115,7 +115,7 @@ impl State {
         }
     }
 
-    /// The same after the daemon itself took a name away: the kernel may not know that the node has lost its last one.
+    /// Does the same after the daemon itself removed a name: the kernel may not know that the node has lost its last one.
     pub(super) fn forsake(&mut self, id: NodeId) {
         if let Ok(node) = self.tree.node_mut(id) {
             node.forsaken = node.link_count() == 0;

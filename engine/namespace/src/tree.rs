@@ -56,12 +56,12 @@ pub(super) struct Tree {
     pub(super) next: u64,
     pub(super) touched: Touched,
     pub(super) changes: Changes,
-    /// About how many bytes a snapshot of this tree takes in the journal.
+    /// Estimated bytes that a snapshot of this tree takes in the journal.
     pub(super) weight_bytes: u64,
 }
 
 impl Tree {
-    /// A tree with an empty root.
+    /// Creates a tree with an empty root.
     pub(super) fn new(root: Node) -> Self {
         let mut tree = Self {
             nodes: BTreeMap::new(),
@@ -89,7 +89,7 @@ impl Tree {
         self.nodes.get_mut(&id).map(|node| &mut **node).ok_or(FsError::Stale)
     }
 
-    /// A node that our own structure names.
+    /// Returns a node that our own structure names.
     fn known(&mut self, id: NodeId) -> &mut Node {
         self.nodes.get_mut(&id).expect("entries name nodes that exist")
     }
@@ -100,7 +100,7 @@ impl Tree {
         self.touched.node(id);
     }
 
-    /// Takes a node without names out of the tree.
+    /// Removes a node without names from the tree.
     pub(super) fn free(&mut self, id: NodeId) -> Option<Box<Node>> {
         let node = self.nodes.remove(&id)?;
         assert!(node.link_count() == 0, "node {id} is freed while it has a name");
@@ -130,7 +130,7 @@ impl Tree {
         }
     }
 
-    /// A directory that was removed while someone stands in it takes no new names.
+    /// Refuses a directory that was removed while a process works in it: such a directory takes no new names.
     fn check_alive(&self, directory: NodeId) -> Result<(), FsError> {
         if directory != ROOT && self.node(directory)?.first_link().is_none() {
             return Err(FsError::NotFound);
@@ -157,7 +157,7 @@ impl Tree {
         link
     }
 
-    /// Takes the entry `link` away and returns the node it named, which may have no name left.
+    /// Removes the entry `link` and returns the node it named, which may have no name left.
     pub(super) fn detach(&mut self, link: Link, now_ns: i64) -> NodeId {
         let directory = self.stamp(link.parent, now_ns);
         let entry = directory.by_cookie.remove(&link.cookie).expect("a link names an entry");
@@ -175,7 +175,7 @@ impl Tree {
         entry.node
     }
 
-    /// Makes the entry `link` name another node; the caller has seen to the old one's loss of it.
+    /// Makes the entry `link` name another node; the caller has handled the old one's loss of it.
     fn redirect(&mut self, link: Link, to: NodeId, now_ns: i64) -> NodeId {
         let to_directory = self.known(to).is_directory();
         let directory = self.stamp(link.parent, now_ns);
@@ -242,7 +242,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Takes a name of a file or symlink away; returns the node.
+    /// Removes a name of a file or symlink; returns the node.
     pub(super) fn unlink(&mut self, parent: NodeId, name: &[u8], now_ns: i64) -> Result<NodeId, FsError> {
         let (link, node) = self.entry(parent, name)?;
         if self.node(node)?.is_directory() {
@@ -251,7 +251,7 @@ impl Tree {
         Ok(self.detach(link, now_ns))
     }
 
-    /// Takes an empty directory away; returns the node.
+    /// Removes an empty directory; returns the node.
     pub(super) fn rmdir(&mut self, parent: NodeId, name: &[u8], now_ns: i64) -> Result<NodeId, FsError> {
         let (link, node) = self.entry(parent, name)?;
         if !self.node(node)?.directory()?.by_cookie.is_empty() {
@@ -342,7 +342,7 @@ impl Tree {
         }
     }
 
-    /// The directory that names `node` first; none for the root and for what has no name.
+    /// Returns the directory that names `node` first; none for the root and for a node without a name.
     pub(super) fn parent(&self, node: NodeId) -> Option<NodeId> {
         self.nodes.get(&node)?.first_link().map(|link| link.parent)
     }
@@ -351,7 +351,7 @@ impl Tree {
         self.nodes.get(&link.parent)?.directory().ok()?.by_cookie.get(&link.cookie)
     }
 
-    /// The path that ends in `link`, relative to the root. None below a removed directory.
+    /// Returns the path that ends in `link`, relative to the root. None below a removed directory.
     pub(super) fn path(&self, link: Link) -> Option<Vec<u8>> {
         let mut parts: Vec<&[u8]> = Vec::new();
         let mut at = link;
@@ -374,7 +374,7 @@ impl Tree {
         }
     }
 
-    /// The node at a path relative to the root; the empty path is the root. Symlinks are not followed.
+    /// Returns the node at a path relative to the root; the empty path is the root. Symlinks are not followed.
     pub(super) fn resolve(&self, path: &[u8]) -> Result<NodeId, FsError> {
         let mut at = ROOT;
         for part in path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
@@ -383,7 +383,7 @@ impl Tree {
         Ok(at)
     }
 
-    /// The node loop is to look at a node.
+    /// Asks the node loop to examine a node.
     #[inline]
     pub(super) fn mark(&mut self, node: NodeId) {
         self.changes.mark(node);
@@ -405,7 +405,7 @@ impl Tree {
         })
     }
 
-    /// The directory and the name of a path.
+    /// Splits a path into its directory and its name.
     pub(super) fn split<'a>(&self, path: &'a [u8]) -> Result<(NodeId, &'a [u8]), FsError> {
         match path.iter().rposition(|byte| *byte == b'/') {
             Some(at) => Ok((self.resolve(&path[..at])?, &path[at + 1..])),
@@ -413,12 +413,12 @@ impl Tree {
         }
     }
 
-    /// The node loop is to look at every node.
+    /// Asks the node loop to examine every node.
     pub(super) fn mark_all(&mut self) {
         self.nodes.keys().for_each(|node| self.changes.mark(*node));
     }
 
-    /// From now on changes are collected for whoever keeps this tree elsewhere, first of all everything.
+    /// Starts collecting changes for the node that keeps this tree elsewhere, first of all everything.
     pub(super) fn collect_unkept(&mut self) {
         self.changes.keep(self.nodes.keys().copied().collect());
     }

@@ -1,6 +1,6 @@
-//! Names that are taken out of the tree by the daemon itself, and what still leads to an object of Tier-3.
+//! Names that the daemon itself removes from the tree, and the ways in which the tree still leads to an object of Tier-3.
 //!
-//! Owns: both. Does not own: which versions are given up (`node::gc`).
+//! Owns: both. Does not own: which versions are retired (`node::gc`).
 
 use super::hidden::HiddenNames;
 use super::tree::Tree;
@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use tidemark_protocol::id::{FileId, Incarnation, SealNumber};
 use tidemark_protocol::path::RelPath;
 
-/// Is told the directory and the name.
+/// Callback for a removed name: receives its directory, the name, and the node if the node lost its last name.
 pub type Withdrawn = Box<dyn Fn(NodeId, &[u8], Option<NodeId>) + Send + Sync>;
 
 /// How the tree leads to a version that lists files.
@@ -20,9 +20,9 @@ pub struct Leads {
     pub names: bool,
     /// A file has its copy among the version's objects, and a listed path.
     pub copies: bool,
-    /// A file has its copy among them, and a name that is not listed, or somebody has it open.
+    /// A file has its copy among them, and a name that is not listed, or a program has it open.
     pub needs: bool,
-    /// A listed file is in the tree, whatever it holds and is called, or open.
+    /// A listed file is in the tree or open, whatever its bytes and its name.
     pub alive: bool,
 }
 
@@ -48,7 +48,7 @@ pub struct Listed<'a> {
 }
 
 impl NodeViews<'_> {
-    /// How the tree leads to the version that lists these files, under all their names.
+    /// Returns how the tree leads to the version that lists these files, under all their names.
     #[must_use]
     pub fn leads_to(&self, files: &[Listed<'_>]) -> Leads {
         let listed: HashSet<&[u8]> = files.iter().map(|file| file.path.as_bytes()).collect();
@@ -63,8 +63,8 @@ impl NodeViews<'_> {
 }
 
 impl HiddenNames<'_> {
-    /// Takes the names of these files out of the tree, where they still are those very bytes, and then those of the
-    /// directories that are empty without them; gives how many names of files went. Programs that have one open keep it.
+    /// Removes the names of these files that still are those very bytes, and then the directories that this empties. Returns how many
+    /// names of files went. Programs that have such a file open keep it.
     ///
     /// # Errors
     /// [`FsError::Io`] when the journal cannot be written; some names are gone then.
@@ -84,7 +84,7 @@ impl HiddenNames<'_> {
         self.state.change(|state| {
             for path in directories {
                 let Some(parent) = parent_of(&state.tree, path) else { continue };
-                // One that is not empty, or no directory any more, is somebody's.
+                // A directory that is not empty, or was replaced, is in use.
                 if let Ok(node) = state.tree.rmdir(parent, path.name(), now_ns) {
                     state.tree.mark(node);
                     state.forsake(node);
@@ -99,9 +99,9 @@ impl HiddenNames<'_> {
         Ok(count)
     }
 
-    /// Sets who is told of each name that the daemon, or another node, takes away, with the directory that it was in, and with the
-    /// node where that lost its last name: the kernel remembers names for a while, and a node without any until it is short of
-    /// memory. Once, before anything is withdrawn.
+    /// Sets the callback for each name that the daemon, or another node, removes. The callback gets the name's directory, and the node if
+    /// the node lost its last name: the kernel remembers names for a while, and a node without any until it is short of memory. Call this
+    /// once, before anything is withdrawn.
     pub fn tell_withdrawn(&self, told: Withdrawn) {
         assert!(self.state.withdrawn.set(told).is_ok(), "one mount is told");
     }
@@ -132,7 +132,7 @@ impl State {
         leads
     }
 
-    /// The name that is gone, and the directory that it was in.
+    /// Removes the name of a listed file; returns its directory and the name. None if the name does not hold the listed bytes.
     fn withdraw<'a>(&mut self, listed: &Listed<'a>, now_ns: i64) -> Option<(NodeId, &'a [u8])> {
         let (parent, name) = (parent_of(&self.tree, listed.path)?, listed.path.name());
         let node = self.tree.child(parent, name).ok()?;

@@ -1,6 +1,6 @@
-//! Extended attributes: `user.*` is stored, `user.tidemark.*` is computed, but for the metric, which is the job's own.
+//! Extended attributes: `user.*` is stored, `user.tidemark.*` is computed, except the metric, which is the job's own.
 //!
-//! Owns: their storage and bounds. Does not own: what the computed ones say ([`XattrSource`]).
+//! Owns: their storage and bounds. Does not own: the computed values ([`XattrSource`]).
 
 use super::guarded::Guarded;
 use super::node::Name;
@@ -31,7 +31,7 @@ fn is_computed(name: &[u8]) -> bool {
 
 /// Source of the `user.tidemark.*` attributes. Called without any lock held; may look at the namespace.
 pub trait XattrSource: Send + Sync + fmt::Debug {
-    /// The value of `name` (whole, with its prefix) on `node`; none where there is no such attribute.
+    /// Returns the value of `name` (whole, with its prefix) on `node`; none if there is no such attribute.
     ///
     /// # Errors
     /// Any, as the caller of getxattr(2) shall see it.
@@ -51,7 +51,7 @@ pub(super) struct Xattrs {
 }
 
 impl Xattrs {
-    /// None for no attributes at all, which is how nearly every node keeps them.
+    /// None if the node has no attributes at all, as is true of nearly every node.
     pub(super) fn from_pairs(pairs: &[(Vec<u8>, Vec<u8>)]) -> Result<Option<Box<Self>>, FsError> {
         let mut xattrs = Self::default();
         for (name, value) in pairs {
@@ -101,7 +101,7 @@ pub struct XattrCalls<'a> {
 }
 
 impl XattrCalls<'_> {
-    /// Sets what computes `user.tidemark.*`.
+    /// Sets the source of `user.tidemark.*`.
     pub fn set_xattr_source(&self, source: Arc<dyn XattrSource>) {
         *self.source.write().expect(super::UNPOISONED) = Some(source);
     }
@@ -128,8 +128,9 @@ impl XattrCalls<'_> {
     /// Stores an attribute; `flags` as setxattr(2) has them.
     ///
     /// # Errors
-    /// [`FsError::Unsupported`] outside `user.`; [`FsError::Exists`], [`FsError::NoAttribute`] by the flags;
-    /// [`FsError::Invalid`] for `user.` alone and other flags, [`FsError::Range`] for a bad name, [`FsError::TooBig`] over 64 KiB, [`FsError::NoSpace`] over 128 KiB per node.
+    /// [`FsError::Unsupported`] outside `user.`; [`FsError::Exists`], [`FsError::NoAttribute`] by the flags; [`FsError::Invalid`] for
+    /// `user.` alone and other flags, [`FsError::Range`] for a bad name, [`FsError::TooBig`] over 64 KiB, [`FsError::NoSpace`] over 128
+    /// KiB per node.
     pub fn setxattr(
         &self,
         node: NodeId,

@@ -3,9 +3,9 @@
 //! Owns: their kinds and their encoding; reading is in `read`. Does not own: files, checksums and order (`journal`), the state that a set
 //! of records makes (`replay`).
 //!
-//! A record states what is, never what was done, so replaying one twice is harmless. Unsigned integers are LEB128
-//! (most are small); times and checksums 8 bytes little-endian; bytes are preceded by their length. The layout of each is `encode` below, in order; any change raises
-//! [`FORMAT_VERSION`], unless an older reader passes over it, as over a new flag of a file.
+//! A record states what is, never what was done, so replaying one twice is harmless. Unsigned integers are LEB128 (most are small); times
+//! and checksums 8 bytes little-endian; bytes are preceded by their length. The layout of each is `encode` below, in order; any change
+//! raises [`FORMAT_VERSION`], unless an older reader passes over it, as over a new flag of a file.
 
 mod read;
 

@@ -1,6 +1,6 @@
-//! Reading records: from bytes back to what they tell.
+//! Reading records: from bytes back to the facts that they record.
 //!
-//! Owns: the bounds of what is believed. Does not own: the layout, which is that of the writer (`mod`).
+//! Owns: the bounds of credible values. Does not own: the layout, which is that of the writer (`mod`).
 
 use super::{
     ANSWER, ATTRIBUTES_SET, AWAY, BACKING_ID, BLOCK_DEVICE, Bytes, CATALOG, CHARACTER_DEVICE, CHUNKS,
@@ -28,7 +28,7 @@ use tidemark_protocol::file::{FileFate, Seal};
 use tidemark_protocol::id::{Epoch, FileCounter, FileId, Generation, Incarnation, NodeName, SealNumber};
 use tidemark_protocol::key::NodeLife;
 
-/// Reads what `Writer` wrote; none where it is not that.
+/// Reader of bytes that `Writer` wrote; returns none for anything else.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -86,7 +86,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Decodes one record; none when it is not one that we write.
+/// Decodes a record; none if it is not one that we write.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Record> {
     let mut reader = Reader(bytes);
     let record = match reader.u8()? {
@@ -121,7 +121,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Record> {
             let (node, present) = (reader.u64()?, reader.u8()? != 0);
             let name = reader.bytes(MAX_NAME_BYTES)?.to_vec();
             let value = reader.bytes(MAX_RECORD_BYTES)?.to_vec();
-            // What a later daemon says of no node is passed over like an attribute of a node that is gone.
+            // A later daemon's attributes of no node are skipped like an attribute of a node that is gone.
             match end(&value).filter(|_| node == NO_NODE && name == END) {
                 Some((process, end)) => Record::End(process, end),
                 None => Record::Xattr { node, name, value: present.then_some(value) },
