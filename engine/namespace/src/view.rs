@@ -48,7 +48,7 @@ pub struct FileView {
     pub judged: bool,
     pub reclaim: ReclaimClass,
     pub opened_ns: i64,
-    /// When the file's last writer closed it.
+    /// When the file's last writer released it.
     pub closed_ns: i64,
     /// When the last close(2) or rename(2) put the present bytes under the present name.
     pub published_ns: i64,
