@@ -12,8 +12,8 @@ use tidemark_protocol::id::Incarnation;
 /// Fate of a process on another node, and when it was seen to have failed.
 pub type FateOf = (WireFate, Option<i64>);
 
-/// Most fates remembered: the writers of a large job over a few of its lives. The oldest beyond that are dropped, and
-/// count as gone.
+/// Most fates remembered: the writers of a large job over a few of its lives. Those beyond that are dropped in the order of
+/// their keys, and count as gone.
 const FATES_MAX: usize = 1 << 18;
 
 /// Fates of other nodes' processes.
@@ -29,11 +29,11 @@ pub(super) struct Fates {
 impl Fates {
     pub(super) fn set(&mut self, process: Process, fate: FateOf) {
         if self.known.len() >= FATES_MAX
-            && let Some((oldest, _)) = self.known.pop_first()
+            && let Some((first, _)) = self.known.pop_first()
             && let Some(unkept) = &mut self.unkept
         {
-            unkept.remove(&oldest);
-            self.forgotten.insert(oldest);
+            unkept.remove(&first);
+            self.forgotten.insert(first);
         }
         if self.known.insert(process, fate) != Some(fate)
             && let Some(unkept) = &mut self.unkept
