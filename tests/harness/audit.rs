@@ -20,14 +20,14 @@ pub type Files = BTreeMap<String, Bytes>;
 pub struct Found {
     /// The files of every version that is committed and not retired, by the version's key.
     pub committed: BTreeMap<String, Files>,
-    /// Markers that are no documents: they decide nothing, and their number is used.
+    /// Markers that are no documents. Such a marker decides nothing, but its version number counts as used.
     pub unreadable: Vec<String>,
 }
 
-/// Follows every marker.
+/// Follows every marker to the files that it commits.
 ///
 /// # Errors
-/// The first marker, manifest or byte that does not verify, which must never exist.
+/// Names the first marker, manifest or byte that does not verify. None may ever exist.
 pub fn markers(objects: &Objects) -> Result<Found, String> {
     let mut found = Found::default();
     for (key, body) in objects {
@@ -49,10 +49,10 @@ pub fn markers(objects: &Objects) -> Result<Found, String> {
     Ok(found)
 }
 
-/// The loose files whose sidecar stands, newest generations only.
+/// Returns the newest generation of every loose file that has a sidecar.
 ///
 /// # Errors
-/// The first sidecar or byte that does not verify.
+/// Names the first sidecar or byte that does not verify.
 pub fn loose(objects: &Objects) -> Result<Files, String> {
     let mut newest: BTreeMap<String, (u64, Bytes)> = BTreeMap::new();
     for (key, body) in objects {
@@ -101,7 +101,7 @@ fn file_of(objects: &Objects, from: &str, entry: &Value) -> Result<(String, Byte
     Ok((path.to_owned(), bytes.clone()))
 }
 
-/// The format's, which an auditor knows by heart.
+/// Chunk size of the format, repeated here so that the auditor uses nothing of the engine.
 const CHUNK_BYTES: usize = 8 << 20;
 
 fn check(from: &str, key: &str, bytes: &[u8], sum: &Value) -> Result<(), String> {
@@ -128,7 +128,7 @@ fn number(key: &str, value: &Value) -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    /// A version of one file, as the format says.
+    /// Returns a bucket with one version of one file, as the format says.
     fn bucket() -> Objects {
         let data = Bytes::from_static(b"123456789");
         let key = "r/s.pt/v0.1/a-1/s.pt";

@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Removed when dropped; a group with a process in it stays, but then its test has failed already, and said why.
+/// A group that is removed when dropped. If a process is still in it, the group stays; its test has then failed already.
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
@@ -14,7 +14,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// A group with a limit; the error says why this machine gives none. `name` tells one test's groups from another's.
+    /// Makes a group with a limit. The error says why this machine allows none. `name` keeps the groups of two tests apart.
     pub fn make(name: &str, limit_bytes: usize) -> Result<Self, String> {
         let text = |error: io::Error| error.to_string();
         let (v1, v2) = (Path::new("/sys/fs/cgroup/memory"), Path::new("/sys/fs/cgroup"));
@@ -40,7 +40,7 @@ impl Cgroup {
         &self.path
     }
 
-    /// The most that was ever charged to it.
+    /// Returns the most that was ever charged to the group.
     pub fn most_charged_bytes(&self) -> usize {
         let text = fs::read_to_string(self.path.join(self.most_charged)).expect("the group tells its peak");
         text.trim().parse().expect("a number of bytes")

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 
-/// A key of Google's that needs no token.
+/// A key for Google's service that needs no token.
 const NOBODY: &str = r#"{"private_key":"","private_key_id":"","client_email":"","disable_oauth":true}"#;
 
 /// Entries of one page, so that every listing has several.
@@ -42,7 +42,7 @@ struct Held {
     /// Parts by upload (Azure: by blob), by number or block id.
     parts: BTreeMap<String, BTreeMap<String, Bytes>>,
     uploads: u64,
-    /// Creates with a condition that were refused because the key was taken.
+    /// Conditional creates that were refused because the key existed.
     refused: u64,
 }
 
@@ -71,10 +71,10 @@ impl CloudServer {
         Ok(Self { cloud, endpoint, held, runtime: Some(runtime) })
     }
 
-    /// The environment of a client.
+    /// Returns the environment of a client.
     pub fn env(&self) -> Vec<(String, String)> {
         let variables = match self.cloud {
-            // `GOOGLE_SKIP_SIGNATURE` does not hold for object_store's puts.
+            // A key is needed, because object_store ignores `GOOGLE_SKIP_SIGNATURE` in puts.
             Cloud::Google => {
                 vec![("GOOGLE_BASE_URL", self.endpoint.as_str()), ("GOOGLE_SERVICE_ACCOUNT_KEY", NOBODY)]
             }
@@ -92,7 +92,7 @@ impl CloudServer {
         format!("{scheme}://{BUCKET}/{prefix}")
     }
 
-    /// Conditional creates that found their key taken, and uploads in parts that were begun.
+    /// Returns two counts: conditional creates whose key existed, and uploads in parts that were begun.
     pub fn met(&self) -> (u64, u64) {
         let held = self.held.lock().expect("no request panics");
         (held.refused, held.uploads)
@@ -240,7 +240,7 @@ fn azure(held: &mut Held, asked: &Asked) -> Response<Body> {
     }
 }
 
-/// Several deletes in one request: the only way in which the client deletes.
+/// Deletes several objects in one request. The client deletes in no other way.
 fn batch(held: &mut Held, asked: &Asked) -> Response<Body> {
     let text = String::from_utf8_lossy(&asked.body).into_owned();
     let mut answers = String::new();

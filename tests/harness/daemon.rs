@@ -18,13 +18,13 @@ use tempfile::TempDir;
 use crate::net::Host;
 use crate::{machine, process};
 
-/// Start is a mount and a probe of Tier-3; a busy two-core machine gets plenty of time for it.
+/// Limit of a start, which mounts and probes Tier-3. A busy two-core machine has plenty of time for it.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// SIGTERM drains for at most `shutdown.drain_timeout` (60 s by default) and then unmounts.
+/// Limit of a stop. SIGTERM drains for at most `shutdown.drain_timeout` (60 s by default) and then unmounts.
 const STOP_LIMIT: Duration = Duration::from_secs(120);
-/// A command that waits for Tier-3 (`flush --wait`) may move gigabytes.
+/// Limit of a command. If it waits for Tier-3 (`flush --wait`), the daemon may move gigabytes.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
-/// Enough of a log to see why a test failed, not so much that it hides the test's own message.
+/// Lines of a log that show why a test failed and do not hide the test's own message.
 const LOG_LINES_SHOWN: usize = 120;
 
 /// Options of a daemon that a test may choose. The rest is always the daemon's own: directories, ports, log.
@@ -36,13 +36,13 @@ pub struct DaemonOptions {
     pub tier3: Option<String>,
     /// The text of a configuration file, TOML.
     pub config: Option<String>,
-    /// Added to the environment of `ckptd`.
+    /// Variables added to the environment of `ckptd`.
     pub env: Vec<(String, String)>,
     /// Further flags of `ckptd up`.
     pub flags: Vec<String>,
-    /// By default a directory of its own.
+    /// The mountpoint; by default a directory of the daemon's own.
     pub mountpoint: Option<PathBuf>,
-    /// Where it runs and listens: a host of a network of the test's. By default this machine, on 127.0.0.1.
+    /// The host of a test network on which the daemon runs and listens. By default this machine, on 127.0.0.1.
     pub host: Option<Host>,
     /// Port of `--listen`; by default a free one, another with each start.
     pub port: u16,
@@ -75,7 +75,7 @@ pub struct Ready {
     pub state_dir: PathBuf,
 }
 
-/// A daemon that serves a mount. Dropped: killed, unmounted, its directories removed.
+/// A daemon that serves a mount. Dropping it kills the daemon, unmounts, and removes its directories.
 #[derive(Debug)]
 pub struct Daemon {
     options: DaemonOptions,
@@ -99,7 +99,7 @@ impl Daemon {
         daemon
     }
 
-    /// Starts a daemon that is expected to refuse; gives its exit status and log.
+    /// Starts a daemon that is expected to refuse. Returns its exit status and log.
     pub fn start_refused(options: DaemonOptions) -> Output {
         let home = tempfile::Builder::new().prefix("tidemark-").tempdir().expect("a temporary directory");
         let daemon = Self { options, home, running: None, starts: 1 };
@@ -108,8 +108,8 @@ impl Daemon {
         output
     }
 
-    /// Starts a daemon on a host that is not expected to serve soon; gives its keeper, and what it has said until now whenever that is
-    /// asked. The caller ends it.
+    /// Starts a daemon on a host without waiting until it serves. Returns its keeper and a function that reads its log so far. The
+    /// caller ends the keeper.
     pub fn start_without_waiting(options: DaemonOptions, host: &Host) -> (Child, impl Fn() -> String) {
         let home = tempfile::Builder::new().prefix("tidemark-").tempdir().expect("a temporary directory");
         let mut options = DaemonOptions { host: Some(host.clone()), ..options };
@@ -120,17 +120,17 @@ impl Daemon {
         command.stdin(Stdio::null()).stdout(file()).stderr(file());
         let child =
             daemon.there(|| command.spawn()).unwrap_or_else(|error| panic!("cannot start ckptd: {error}"));
-        // The child's files lie in the folder of the daemon, which the closure keeps.
+        // The closure keeps the daemon's folder alive, in which the child's files lie.
         (child, move || daemon.log())
     }
 
-    /// Starts the daemon after `stop`, `kill9` or its own death: same directories, same Tier-3, empty memory.
+    /// Starts the daemon again after `stop`, `kill9` or its own death: same directories, same Tier-3, empty memory.
     pub fn start_again(&mut self) {
         assert!(self.running.is_none(), "the daemon still runs");
         self.starts += 1;
         let log = File::create(self.log_path()).expect("a log file");
         let answers = self.home.path().join(format!("stdout-{}", self.starts));
-        // A file, not a pipe: a daemon that prints after its ready line must not meet a closed pipe.
+        // A file, because a daemon that prints after its ready line would find a pipe closed.
         let stdout = File::create(&answers).expect("a file for stdout");
         let mut command = self.command();
         command.stdin(Stdio::null()).stdout(stdout).stderr(log);
@@ -162,7 +162,7 @@ impl Daemon {
         }
     }
 
-    /// SIGTERM and wait: the drain, the unmount, the exit. Gives the exit status; the mount must be gone.
+    /// Sends SIGTERM, waits for drain, unmount and exit, and returns the exit status. The mount must be gone.
     pub fn stop_with_status(&mut self) -> ExitStatus {
         let mut running = self.running.take().expect("the daemon runs");
         process::signal(running.child.id(), Signal::TERM);
@@ -176,38 +176,38 @@ impl Daemon {
         status
     }
 
-    /// Stops the daemon and asserts that it says that all is durable (exit 0).
+    /// Stops the daemon and asserts that all is durable (exit status 0).
     pub fn stop(&mut self) {
         let status = self.stop_with_status();
         assert_eq!(status.code(), Some(0), "ckptd did not stop clean:\n{}", self.log_tail());
     }
 
-    /// SIGKILL of keeper and daemon: what was only in memory is gone, the mount is dead until the next start.
+    /// Kills keeper and daemon. Bytes that were only in memory are lost, and the mount is dead until the next start.
     pub fn kill9(&mut self) {
         let running = self.running.take().expect("the daemon runs");
         kill_node(running.child);
         self.clean_mount();
     }
 
-    /// The process that serves now, of which only the keeper and the daemon itself know; another after each death of one.
-    /// None while the next is being started.
+    /// Returns the pid of the daemon process below the keeper; each death brings a new one. Returns `None` while the keeper
+    /// starts the next.
     pub fn serving_pid(&self) -> Option<u32> {
         process::children(self.keeper_pid()).into_iter().next()
     }
 
-    /// The process that was started: the keeper.
+    /// Returns the pid of the keeper, which is the process that the test started.
     pub fn keeper_pid(&self) -> u32 {
         self.running.as_ref().expect("the daemon runs").child.id()
     }
 
-    /// SIGKILL of the daemon alone: its keeper starts the next one. Gives the pid of the dead one.
+    /// Kills the daemon alone, so that its keeper starts the next one. Returns the pid of the killed one.
     pub fn kill_serving(&self) -> u32 {
         let pid = process::until(READY_LIMIT, || self.serving_pid()).expect("a daemon is being kept");
         process::signal(pid, Signal::KILL);
         pid
     }
 
-    /// Waits until another daemon than `dead` answers commands.
+    /// Waits until another daemon than `dead` answers commands, and returns its pid.
     pub fn wait_for_next(&self, dead: u32) -> u32 {
         let next = process::until(READY_LIMIT, || {
             let output = self.ctl(&["status", "-o", "json"]);
@@ -218,7 +218,7 @@ impl Daemon {
         next.unwrap_or_else(|| panic!("no daemon came after {dead}:\n{}", self.log_tail()))
     }
 
-    /// Waits until another process serves than before, and takes down who and where. Panics when none comes.
+    /// Waits until another process serves than before, and records its pid and addresses. Panics when none comes.
     pub fn wait_served_again(&mut self, limit: Duration) {
         let before = self.ready().pid;
         let status = process::until(limit, || {
@@ -250,7 +250,7 @@ impl Daemon {
         Some(status)
     }
 
-    /// The same where the daemon's mountpoint is another's by then: it is left as it is.
+    /// Waits like [`Self::wait_for_death`], but leaves the mountpoint as it is, because another daemon uses it by then.
     pub fn wait_for_end_by_itself(&mut self, limit: Duration) -> Option<ExitStatus> {
         let running = self.running.as_mut().expect("the daemon runs");
         let daemons = process::children(running.child.id());
@@ -260,12 +260,12 @@ impl Daemon {
         Some(status)
     }
 
-    /// Another configuration for the next start.
+    /// Sets another configuration for the next start.
     pub fn set_config(&mut self, text: &str) {
         self.options.config = Some(text.to_owned());
     }
 
-    /// The environment variable set or, with `None`, removed for the next start.
+    /// Sets an environment variable for the next start or, with `None`, removes it.
     pub fn set_env(&mut self, name: &str, value: Option<&str>) {
         self.options.env.retain(|(known, _)| known != name);
         self.options.env.extend(value.map(|value| (name.to_owned(), value.to_owned())));
@@ -278,7 +278,7 @@ impl Daemon {
         self.there(|| process::run(&mut command, COMMAND_LIMIT))
     }
 
-    /// Runs `ckptctl … -o json`, asserts exit 0, and gives what it printed.
+    /// Runs `ckptctl … -o json`, asserts exit status 0, and returns its output.
     pub fn ctl_json(&self, arguments: &[&str]) -> Value {
         let output = self.ctl(&[arguments, &["-o", "json"]].concat());
         assert!(output.status.success(), "ckptctl {arguments:?}: {}\n{}", shown(&output), self.log_tail());
@@ -287,14 +287,14 @@ impl Daemon {
         })
     }
 
-    /// `ckptctl flush --wait` over the whole mount, asserted to end with all committed.
+    /// Runs `ckptctl flush --wait` over the whole mount, and asserts that all is committed at its end.
     pub fn flush(&self) {
-        // Less than the limit of a command, so that what is pending is said.
+        // Less than the limit of a command, so that the command still prints what is pending.
         let output = self.ctl(&["flush", "--wait", "--timeout", "240"]);
         assert!(output.status.success(), "ckptctl flush --wait: {}\n{}", shown(&output), self.log_tail());
     }
 
-    /// `ls -o json` as a list.
+    /// Returns the entries of `ls -o json`.
     pub fn checkpoints(&self) -> Vec<Value> {
         match self.ctl_json(&["ls"]) {
             Value::Array(list) => list,
@@ -302,7 +302,7 @@ impl Daemon {
         }
     }
 
-    /// The newest listed entry whose path, below the mount, is `path`.
+    /// Returns the newest listed entry whose path, below the mount, is `path`.
     pub fn checkpoint(&self, path: &str) -> Option<Value> {
         let under_mount = self.mount().join(path);
         let is_it = |listed: &str| listed.trim_start_matches('/') == path || Path::new(listed) == under_mount;
@@ -312,14 +312,14 @@ impl Daemon {
         found.pop()
     }
 
-    /// Waits until Tier-1's memory is there: a host gives a virtual machine's pages one by one when they are first touched.
+    /// Waits until Tier-1's memory is allocated. A host gives a virtual machine's pages one by one when they are first touched.
     pub fn wait_warm(&self) {
         let warm = || (self.metric("tidemark_tier1_warm_ratios", &[]) >= 0.95).then_some(());
         process::until(READY_LIMIT, warm)
             .unwrap_or_else(|| panic!("Tier-1 does not get warm:\n{}", self.log_tail()));
     }
 
-    /// Waits until a checkpoint is committed; panics with what `ls` says at the end of `limit`.
+    /// Waits until a checkpoint is committed. After `limit`, panics with the output of `ls`.
     pub fn wait_committed(&self, path: &str, limit: Duration) -> Value {
         let committed = |c: &Value| c["state"] == "committed";
         process::until(limit, || self.checkpoint(path).filter(committed)).unwrap_or_else(|| {
@@ -332,19 +332,19 @@ impl Daemon {
         })
     }
 
-    /// Fails unless files go past the daemon; every suite that does not name itself FALLBACK says this first.
+    /// Fails unless the mount is in passthrough mode. Every suite that is not for FALLBACK calls this first.
     pub fn assert_passthrough(&self) {
         assert_eq!(self.ready().mode, "passthrough", "the log says why:\n{}", self.log_tail());
         assert_eq!(self.ctl_json(&["status"])["mount"]["mode"], "passthrough");
     }
 
-    /// The body of `GET path` on the daemon's `--http` address; panics unless the answer is 200.
+    /// Returns the body of `GET path` on the daemon's `--http` address. Panics unless the answer is 200.
     pub fn http_get(&self, path: &str) -> String {
         let answer = self.there(|| http_get_from(&self.ready().http, path));
         answer.unwrap_or_else(|error| panic!("GET {path}: {error}"))
     }
 
-    /// Runs `act` where the daemon runs: on its host, if it has one.
+    /// Runs `act` on the daemon's host, if it has one.
     fn there<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         match &self.options.host {
             Some(host) => host.inside(act),
@@ -352,7 +352,7 @@ impl Daemon {
         }
     }
 
-    /// The sum of a metric's samples whose labels contain all of `labels` (`opcode="READ"`); 0 when it has none.
+    /// Returns the sum of a metric's samples whose labels contain all of `labels` (`opcode="READ"`); 0 if there are none.
     pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         metric_sum(&self.http_get("/metrics"), name, labels)
     }
@@ -369,24 +369,24 @@ impl Daemon {
         self.home.path().join("state")
     }
 
-    /// The directory behind the default `file://` Tier-3.
+    /// Returns the directory behind the default `file://` Tier-3.
     pub fn tier3_dir(&self) -> PathBuf {
         self.home.path().join("tier3")
     }
 
-    /// A directory on the same disk that goes with the daemon, for what a test puts aside.
+    /// Makes a directory on the same disk, for files that a test puts aside. It is removed with the daemon.
     pub fn scratch(&self, name: &str) -> PathBuf {
         let dir = self.home.path().join("scratch").join(name);
         fs::create_dir_all(&dir).expect("a scratch directory");
         dir
     }
 
-    /// The last lines of the log of the present start.
+    /// Returns the last lines of the log since the last start.
     pub fn log_tail(&self) -> String {
         machine::tail(&self.log_path(), LOG_LINES_SHOWN)
     }
 
-    /// The whole log of the present start.
+    /// Returns the whole log since the last start.
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).expect("the log is readable")
     }
@@ -406,7 +406,7 @@ impl Daemon {
             fs::create_dir_all(self.tier3_dir()).expect("a directory for Tier-3");
         }
         let address = self.options.host.as_ref().map_or(Ipv4Addr::LOCALHOST, Host::address);
-        // Ports of their own choice.
+        // With port 0, the kernel chooses a free port.
         let http = format!("{address}:0");
         let listen = format!("{address}:{}", self.options.port);
         let mut command = Command::new(machine::binary("ckptd"));
@@ -426,12 +426,12 @@ impl Daemon {
         command
     }
 
-    /// Detaches what the daemon left mounted; only ever its own mountpoint.
+    /// Detaches the mount that the daemon left at its own mountpoint, and no other mount.
     fn clean_mount(&self) {
         let mountpoint = self.mountpoint();
-        // A mount is listed under the path that a link leads to.
+        // The kernel lists a mount under the path that a link leads to.
         let mountpoint = fs::read_link(&mountpoint).unwrap_or(mountpoint);
-        // A dead mount can lie below a live one after two starts, hence the loop; bounded, in case it never goes.
+        // After two starts a dead mount can lie below a live one, hence the loop. It is bounded in case a mount never goes.
         for _ in 0..4 {
             if !is_mounted(&mountpoint) || unmount(&mountpoint, UnmountFlags::DETACH).is_err() {
                 return;
@@ -467,7 +467,7 @@ fn wait_until_gone(daemons: &[u32]) {
     }
 }
 
-/// The body of `GET path` from a daemon that may be away; an error unless the answer is 200.
+/// Returns the body of `GET path` from a daemon that may be away. Any answer but 200 is an error.
 pub fn http_get_from(address: &str, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(COMMAND_LIMIT))?;
@@ -481,7 +481,7 @@ pub fn http_get_from(address: &str, path: &str) -> io::Result<String> {
     }
 }
 
-/// True when something is mounted exactly at `path`, a dead FUSE mount included.
+/// Whether something is mounted exactly at `path`, a dead FUSE mount included.
 pub fn is_mounted(path: &Path) -> bool {
     let mounts = fs::read("/proc/self/mountinfo").expect("the mount table is readable");
     let wanted = path.as_os_str().as_encoded_bytes();
@@ -511,7 +511,7 @@ fn parse_ready(line: &str) -> Ready {
             "listen" => ready.listen = value.into(),
             "http" => ready.http = value.into(),
             "state_dir" => ready.state_dir = value.into(),
-            // Fields are only ever added.
+            // Newer daemons may print further fields: fields are added, never removed.
             _ => {}
         }
     }
@@ -522,7 +522,7 @@ fn parse_ready(line: &str) -> Ready {
     ready
 }
 
-/// The sum of a metric's samples in the text of `/metrics`, as [`Daemon::metric`].
+/// Returns the sum of a metric's samples in the text of `/metrics`, as [`Daemon::metric`] does.
 pub fn metric_sum(text: &str, name: &str, labels: &[&str]) -> f64 {
     text.lines()
         .filter_map(|line| line.strip_prefix(name))

@@ -1,6 +1,6 @@
-//! A Python that has a script's packages loaded, and forks for each start of it: loading them is most of what a short job costs.
+//! A Python that has loaded a script's packages and forks for each start of the script. In a short job, loading is most of the cost.
 //!
-//! Owns: the process that forks, and how what it started has ended. Does not own: the environment and the arguments of a start (`python`).
+//! Owns: the process that forks, and the exit status of each fork. Does not own: the environment and the arguments of a start (`python`).
 
 use std::collections::BTreeMap;
 use std::env;
@@ -11,12 +11,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
-/// Room for what the environment of a start takes more than this process's own, in bytes.
+/// Bytes by which the environment of a start may exceed this process's own.
 const ENVIRONMENT_ROOM: usize = 16 << 10;
-/// The variable only makes the environment longer: the kernel shows no more of a process's than it was started with.
+/// A variable that only reserves length: the kernel shows no more of an environment than the process was started with.
 const ROOM_ENV: &str = "TIDEMARK_FORK_SERVER_ROOM";
 
-/// Dropped: it ends, and what it started goes on.
+/// A fork server. Dropping it ends the server, but not the processes that it started.
 #[derive(Debug)]
 pub(crate) struct ForkServer {
     child: Child,
@@ -33,7 +33,8 @@ pub(crate) struct Forked {
 }
 
 impl ForkServer {
-    /// Takes `python`, a command without arguments, to load what `script` imports. `None` where that starts threads: a fork would lack them.
+    /// Starts `python`, a command without arguments, and loads the imports of `script`. If an import starts threads, returns `None`,
+    /// because a fork would lack them.
     pub(crate) fn start(mut python: Command, script: &Path) -> Option<Self> {
         let server = Path::new(env!("CARGO_MANIFEST_DIR")).join("harness/fork_server.py");
         python.arg("-u").arg(server).arg(script).env(ROOM_ENV, "x".repeat(ENVIRONMENT_ROOM));
@@ -48,7 +49,7 @@ impl ForkServer {
         }
     }
 
-    /// Starts the script with the arguments and the environment of `command`. `out` and `err` are made; `status` is there when it has ended.
+    /// Starts the script with the arguments and the environment of `command`. Makes `out` and `err`; `status` appears at the script's end.
     pub(crate) fn fork(
         &mut self,
         arguments: &[&str],
@@ -88,7 +89,7 @@ impl Forked {
         self.pid
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status, if the process has ended.
     pub(crate) fn try_wait(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = fs::read_to_string(&self.status).ok().map(|said| status_of(&said));
@@ -97,14 +98,14 @@ impl Forked {
     }
 }
 
-/// As wait(2) has it: the signal below, the exit status above.
+/// Turns `exit N` or `signal N` into a status as wait(2) encodes it: the signal in the low bits, the exit status above them.
 fn status_of(said: &str) -> ExitStatus {
     let (kind, number) = said.split_once(' ').unwrap_or_else(|| panic!("{said:?} is no end of a process"));
     let number: i32 = number.parse().unwrap_or_else(|_| panic!("{said:?} is no end of a process"));
     ExitStatus::from_raw(if kind == "exit" { number << 8 } else { number })
 }
 
-/// All that a process started by `command` would have.
+/// Returns the environment that a process started by `command` would have.
 fn environment(command: &Command) -> BTreeMap<String, String> {
     let text = |name: &OsStr| name.to_str().expect("the environment of tests is UTF-8").to_owned();
     let mut all: BTreeMap<_, _> = env::vars_os().map(|(name, value)| (text(&name), text(&value))).collect();
@@ -128,7 +129,7 @@ mod tests {
         assert_eq!(status_of("signal 9").signal(), Some(9));
     }
 
-    /// A reader of the environment of a process from outside sees that of the start.
+    /// `/proc` shows a forked process with the environment of its own start.
     #[test]
     fn each_start_has_its_own_environment_and_its_own_end() {
         let folder = tempfile::tempdir().expect("a temporary directory");

@@ -1,4 +1,4 @@
-//! Shared by the suites: real daemons, the Python environment, and what this machine can do.
+//! Tools that the suites share: real daemons, the Python environment, and the abilities of this machine.
 //!
 //! Owns: processes and temporary directories of tests. Does not own: the expectations, which each suite
 //! states.

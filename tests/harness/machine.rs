@@ -2,19 +2,19 @@
 //!
 //! A plain `cargo test --workspace` passes on a machine with only a toolchain: a test that needs more prints so and
 //! returns. `cargo xtask test` decides beforehand which suites run here and sets `TIDEMARK_REQUIRED`. A test that then
-//! leaves itself out fails, so that nothing is skipped unseen.
+//! leaves itself out fails, so that no test is skipped unseen.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// Set by `cargo xtask test`: leaving a test out is a failure.
+/// Variable set by `cargo xtask test`. With it, leaving a test out is a failure.
 pub const REQUIRED_ENV: &str = "TIDEMARK_REQUIRED";
-/// The directory that holds `ckptd` and `ckptctl`, when it is not the one above the test executable.
+/// Variable with the directory of `ckptd` and `ckptctl`, if that is not the one above the test executable.
 pub const BIN_DIR_ENV: &str = "TIDEMARK_BIN_DIR";
-/// Set by `cargo xtask test --long`: more cases and larger sizes.
+/// Variable set by `cargo xtask test --long`, for more cases and larger sizes.
 pub const LONG_ENV: &str = "TIDEMARK_LONG";
 
-/// Says that a test does not run here, and why. Panics where `cargo xtask test` promised that it would run.
+/// Prints that a test does not run here, and why. Panics if `cargo xtask test` decided that it runs here.
 #[expect(clippy::print_stderr, reason = "a test that leaves itself out must be visible in its output")]
 pub fn left_out(why: &str) {
     assert!(
@@ -24,14 +24,14 @@ pub fn left_out(why: &str) {
     eprintln!("left out: {why}");
 }
 
-/// The running kernel's version: what it can tell differs.
+/// Returns the running kernel's version (major, minor), because kernels report different things.
 pub fn kernel_release() -> (u32, u32) {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("procfs");
     let mut numbers = release.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// True when this test may start a real `ckptd` with a real mount; otherwise the test was left out and must return.
+/// Whether this test may start a real `ckptd` with a real mount. If not, the test was left out and must return.
 pub fn can_mount() -> bool {
     let lacking = if !rustix::process::geteuid().is_root() {
         "a real mount needs root"
@@ -46,7 +46,8 @@ pub fn can_mount() -> bool {
     false
 }
 
-/// Where a program lies that `cargo xtask test` builds for the suites; `None`, and the test left out, where it has not.
+/// Returns the path of a program that `cargo xtask test` builds for the suites. If it was not built, returns `None` and
+/// leaves the test out.
 pub fn tool(name: &str, suite: &str) -> Option<PathBuf> {
     let path = target_dir().join("tools").join(name).join("bin").join(name);
     if path.exists() {
@@ -56,20 +57,20 @@ pub fn tool(name: &str, suite: &str) -> Option<PathBuf> {
     None
 }
 
-/// True when `--long` was asked for.
+/// Whether the tests run with `--long`.
 pub fn long() -> bool {
     env::var_os(LONG_ENV).is_some()
 }
 
-/// Where a binary of this workspace lies: `TIDEMARK_BIN_DIR`, else the profile's directory of this test executable.
+/// Returns the path of a binary of this workspace: in `TIDEMARK_BIN_DIR`, else in this test executable's profile directory.
 pub fn binary(name: &str) -> PathBuf {
     bin_dir().join(name)
 }
 
-/// The target directory that this test executable was built in.
+/// Returns the target directory that this test executable was built in.
 ///
-/// The path of a test executable is `<target>/<profile>/deps/<name>`; a target triple may stand before the
-/// profile, so the marker file that Cargo leaves at the top decides.
+/// The path of a test executable is `<target>/<profile>/deps/<name>`. Since a target triple may stand before the
+/// profile, the marker file that Cargo leaves at the top decides.
 pub fn target_dir() -> PathBuf {
     let executable = env::current_exe().expect("the path of the test executable is readable");
     executable
@@ -92,7 +93,7 @@ fn bin_dir() -> PathBuf {
     }
 }
 
-/// The last lines of a text file, for a failure message; a missing file is said, not an error.
+/// Returns the last lines of a text file, for a failure message. If the file is missing, the text says so.
 pub fn tail(path: &Path, lines: usize) -> String {
     let Ok(bytes) = fs::read(path) else { return format!("({} cannot be read)", path.display()) };
     let text = String::from_utf8_lossy(&bytes);

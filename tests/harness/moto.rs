@@ -1,4 +1,4 @@
-//! moto as a process: an S3 server that others wrote, with other faults of its own.
+//! moto as a process: an independent S3 server, with other bugs than ours.
 //!
 //! Owns: its start with one empty bucket, and its end. Does not own: the environment it runs in (`cargo xtask test` makes
 //! it), scripted faults (`s3`).
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::{machine, process, s3};
 
-/// Python reads some hundred modules first.
+/// Limit of a start: Python first reads some hundred modules.
 const START_LIMIT: Duration = Duration::from_secs(120);
 const BUCKET: &str = "tidemark";
 
@@ -26,7 +26,7 @@ pub struct Moto {
 }
 
 impl Moto {
-    /// Starts a server; `None`, and the test left out, where its environment was not made.
+    /// Starts a server. If its environment was not made, returns `None` and leaves the test out.
     pub fn start() -> Option<Self> {
         let interpreter = machine::target_dir().join("tools/moto-venv/bin/python");
         if !interpreter.exists() {
@@ -49,14 +49,14 @@ impl Moto {
         let running = process::until(START_LIMIT, || {
             let ended = child.try_wait().expect("looking at moto").is_some();
             let said = std::fs::read_to_string(&log).expect("its log is readable");
-            // moto chose the port itself, so that no other process takes it in between.
+            // moto chooses the port itself, so that no other process takes it in between.
             let address = said.lines().find_map(|line| line.split_once("Running on http://"));
             match address.map(|(_, address)| address.trim().to_owned()) {
                 Some(address) => Some(Some(address)),
                 None => ended.then_some(None),
             }
         });
-        // From here on it ends with its owner.
+        // From here on the process ends when this value is dropped.
         let mut moto = Self { child, address: String::new(), _log: folder };
         moto.address = running.flatten().unwrap_or_else(|| panic!("moto: {}", machine::tail(&log, 20)));
         let answer = moto.ask("PUT", BUCKET).expect("moto answers");
@@ -77,12 +77,12 @@ impl Moto {
         Ok(answer)
     }
 
-    /// The environment of a client.
+    /// Returns the environment of a client.
     pub fn env(&self) -> Vec<(String, String)> {
         s3::env(&format!("http://{}", self.address), "testing", "testing")
     }
 
-    /// `s3://bucket/prefix`.
+    /// Returns `s3://bucket/prefix`.
     pub fn url(&self, prefix: &str) -> String {
         format!("s3://{BUCKET}/{prefix}")
     }

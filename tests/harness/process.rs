@@ -9,10 +9,10 @@ use std::{io, thread};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How often a waiting test looks again. Short against everything that is measured in seconds here.
+/// Interval at which a waiting test checks again. Short against all durations here, which are seconds.
 pub const POLL: Duration = Duration::from_millis(10);
 
-/// Runs a command to its end and collects what it printed; kills it and panics when `limit` has passed.
+/// Runs a command to its end and collects its output. After `limit`, kills it and panics.
 pub fn run(command: &mut Command, limit: Duration) -> Output {
     let shown = format!("{command:?}");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -37,7 +37,7 @@ pub fn run(command: &mut Command, limit: Duration) -> Output {
     Output { status, stdout, stderr }
 }
 
-/// Waits for a child for at most `limit`; `None` when it still runs.
+/// Waits for a child for at most `limit`. Returns `None` if it still runs.
 pub fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     loop {
@@ -51,7 +51,7 @@ pub fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>
     }
 }
 
-/// Looks until `found` gives something, for at most `limit`.
+/// Calls `found` until it returns something, for at most `limit`.
 pub fn until<T>(limit: Duration, mut found: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     loop {
@@ -65,7 +65,7 @@ pub fn until<T>(limit: Duration, mut found: impl FnMut() -> Option<T>) -> Option
     }
 }
 
-/// Sends a signal to a process that a test started; one that is gone already is fine.
+/// Sends a signal to a process that a test started. If the process is gone already, does nothing.
 pub fn signal(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid is positive and fits");
     match kill_process(pid, signal) {
@@ -74,13 +74,13 @@ pub fn signal(pid: u32, signal: Signal) {
     }
 }
 
-/// The children of a process, oldest first; none of one that is gone.
+/// Returns the children of a process, oldest first; none if the process is gone.
 pub fn children(pid: u32) -> Vec<u32> {
     let listed = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     listed.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// SIGKILL of a keeper and its daemon, so that neither does anything about the other's death. Gives the daemon's pid.
+/// Kills a keeper and its daemon, so that neither reacts to the other's death. Returns the daemon's pid.
 pub fn kill_node(keeper: u32) -> Vec<u32> {
     let daemons = children(keeper);
     daemons.iter().for_each(|daemon| signal(*daemon, Signal::STOP));
@@ -89,15 +89,15 @@ pub fn kill_node(keeper: u32) -> Vec<u32> {
     daemons
 }
 
-/// The letter of `/proc/PID/stat` for a process's first thread; none of one that is gone.
+/// Returns the state letter of a process's first thread from `/proc/PID/stat`, or `None` if the process is gone.
 pub fn state(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold anything; the state follows the last parenthesis.
+    // The name may contain any character. The state follows the last parenthesis.
     stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next())
 }
 
-/// Whether any thread of a process runs. A process that ended and was not waited for does not run. If the first thread
-/// has ended while others are still ending, the process runs and has its files open.
+/// Whether any thread of a process runs. A process that ended but was not reaped does not run. If the first thread has
+/// ended and other threads are still ending, the process runs and has its files open.
 pub fn is_alive(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     threads > 1 || !matches!(state(pid), None | Some('Z' | 'X'))

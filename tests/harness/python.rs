@@ -1,4 +1,4 @@
-//! The Python environment of the frameworks suite: where it is, and how a script runs on one rank or several.
+//! The Python environment of the frameworks suite: its place, and the start of scripts on one or more ranks.
 //!
 //! Owns: the environment variables that a launcher would set. Does not own: the making of the environment (`cargo xtask test`), the output
 //! of the scripts.
@@ -20,17 +20,17 @@ use crate::fork_server::{ForkServer, Forked};
 use crate::net::{Host, INTERFACE};
 use crate::{machine, process};
 
-/// The interpreter to use, when it is not the one in the target directory.
+/// Variable with the interpreter to use, if that is not the one in the target directory.
 pub const PYTHON_ENV: &str = "TIDEMARK_PYTHON";
-/// Switches on the accelerator of the wheel, in each script that inherits it.
+/// Variable that switches on the accelerator of the wheel in each script that inherits it.
 pub const ACCELERATE_ENV: &str = "TIDEMARK_ACCELERATE";
-/// Two ranks that train and save 1.5 GB on two busy cores stay well below this.
+/// Limit of a script. Two ranks that train and save 1.5 GB on two busy cores stay well below it.
 pub const SCRIPT_LIMIT: Duration = Duration::from_secs(420);
 
-/// A stopped process ends the call that it is inside of first; those of a busy mount end in milliseconds.
+/// Limit of a freeze. A stopped process first ends its current call, which takes milliseconds on a busy mount.
 const FREEZE_LIMIT: Duration = Duration::from_secs(20);
 
-/// Limit of an end: a killed process first ends the call that it is inside of.
+/// Limit of an end. A killed process first ends its current call.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// An interpreter that can import torch.
@@ -41,14 +41,14 @@ pub struct Python {
     forks: Option<Forks>,
 }
 
-/// A fork server, and the script that it has the packages of.
+/// A fork server, and the script whose packages it has loaded.
 #[derive(Clone, Debug)]
 struct Forks {
     script: PathBuf,
     server: Arc<Mutex<ForkServer>>,
 }
 
-/// A script that runs on one or more ranks. Dropped: every rank killed.
+/// A script that runs on one or more ranks. Dropping it kills every rank.
 #[derive(Debug)]
 pub struct Ranks {
     children: Vec<Rank>,
@@ -90,9 +90,9 @@ impl Rank {
 pub type Hashes = BTreeMap<String, Value>;
 
 impl Python {
-    /// The environment that `cargo xtask test` made; `None`, and the test left out, when there is none.
+    /// Finds the environment that `cargo xtask test` made. If there is none, returns `None` and leaves the test out.
     ///
-    /// With [`ACCELERATE_ENV`] in the environment it is the one with the wheel, whose accelerator that switches on.
+    /// With [`ACCELERATE_ENV`] set, finds the environment with the wheel, whose accelerator the variable switches on.
     pub fn find() -> Option<Self> {
         if env::var_os(ACCELERATE_ENV).is_some() {
             return Self::with_wheel();
@@ -109,7 +109,7 @@ impl Python {
         None
     }
 
-    /// The environment that also has the wheel of `tools/python`; `None`, and the test left out, when there is none.
+    /// Finds the environment that also has the wheel of `tools/python`. If there is none, returns `None` and leaves the test out.
     pub fn with_wheel() -> Option<Self> {
         let interpreter = machine::target_dir().join("tools/wheel-venv/bin/python");
         if interpreter.exists() {
@@ -122,20 +122,20 @@ impl Python {
         None
     }
 
-    /// A script that was installed beside the interpreter.
+    /// Returns the path of a script that was installed beside the interpreter.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.interpreter.with_file_name(name)
     }
 
-    /// The same interpreter with one more environment variable for every script.
+    /// Adds an environment variable for every script.
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// The same for many starts of one script on as many ranks: each forks from a process that has its packages loaded. From outside it is
-    /// a process as any other.
+    /// Prepares many starts of one script on `world` ranks. Each rank is forked from a process that has loaded the script's packages. From
+    /// outside, a forked rank looks like any other process.
     #[must_use]
     pub fn forking(mut self, world: usize, script: &Path) -> Self {
         let mut command = Command::new(&self.interpreter);
@@ -145,14 +145,14 @@ impl Python {
         self
     }
 
-    /// Runs a script on one rank, without any launcher's environment; gives what it printed.
+    /// Runs a script on one rank, without any launcher's environment, and returns its output.
     pub fn run(&self, script: &Path, arguments: &[&str]) -> String {
         let mut ranks = self.start(1, script, arguments);
         ranks.finish();
         ranks.printed(0)
     }
 
-    /// Runs a script on `world` ranks to its end; gives what each printed.
+    /// Runs a script on `world` ranks to its end, and returns the output of each.
     pub fn run_ranks(&self, world: usize, script: &Path, arguments: &[&str]) -> Vec<String> {
         let mut ranks = self.start(world, script, arguments);
         ranks.finish();
@@ -179,7 +179,7 @@ impl Python {
         ranks
     }
 
-    /// Starts a script on one rank of each host, with the environment that `torchrun` gives and arguments of its own; the
+    /// Starts a script on one rank of each host, with the environment that `torchrun` gives and each host's arguments. The
     /// ranks meet at the first host.
     pub fn start_on(&self, hosts: &[(&Host, Vec<String>)], script: &Path) -> Ranks {
         let names: Vec<&str> = hosts.iter().map(|(host, _)| host.name()).collect();
@@ -197,7 +197,7 @@ impl Python {
         ranks
     }
 
-    /// The script without any launcher's environment, this one's included.
+    /// Returns a command for the script without any launcher's environment, not even that of this process's launcher.
     fn command(&self, script: &Path, arguments: &[&str], world: usize) -> Command {
         let mut command = Command::new(&self.interpreter);
         command.arg("-u").arg(script).args(arguments);
@@ -209,9 +209,9 @@ impl Python {
         command
             .env("CUDA_VISIBLE_DEVICES", "")
             .env("HF_HUB_OFFLINE", "1")
-            // Nothing here is compiled, and loading torch's compiler takes every process a second.
+            // No script compiles, and loading torch's compiler costs every process a second.
             .env("TORCHDYNAMO_DISABLE", "1")
-            // Python compiles a framework's imports once for all tests, and leaves nothing beside the sources.
+            // Python keeps a framework's compiled imports for all tests, in a folder apart from the sources.
             .env_remove("PYTHONDONTWRITEBYTECODE")
             .env("PYTHONPYCACHEPREFIX", machine::target_dir().join("tools/pycache"))
             .env("OMP_NUM_THREADS", if world > 1 { "1" } else { "2" });
@@ -223,7 +223,7 @@ impl Python {
     }
 }
 
-/// Where the ranks of a job find each other.
+/// Address and port at which the ranks of a job meet.
 struct Meeting {
     address: Ipv4Addr,
     port: u16,
@@ -231,7 +231,7 @@ struct Meeting {
 }
 
 impl Meeting {
-    /// A port that was free a moment ago where this is called. Every job takes its own, and a clash fails loudly.
+    /// Chooses a port that is free now where the function is called. Every job has its own port, and a clash fails loudly.
     fn at(address: Ipv4Addr, interface: &'static str) -> Self {
         let bound = TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr());
         Self { address, port: bound.expect("a free port").port(), interface }
@@ -267,7 +267,7 @@ impl Ranks {
         self.children.push(Rank::Started(child));
     }
 
-    /// As [`Ranks::spawn`], from a server.
+    /// Adds a rank as [`Ranks::spawn`] does, forked from a server.
     fn fork(&mut self, server: &Arc<Mutex<ForkServer>>, arguments: &[&str], command: &Command) {
         let [out, err, status] = ["out", "err", "status"].map(|what| self.file(self.children.len(), what));
         let forked = {
@@ -290,7 +290,7 @@ impl Ranks {
         }
     }
 
-    /// Waits for the end of every rank and asserts that each failed; gives what they said.
+    /// Waits for the end of every rank, asserts that each failed, and returns their output.
     pub fn fail(&mut self) -> String {
         let ends: Vec<_> = (0..self.children.len()).map(|rank| (rank, self.wait(rank))).collect();
         let said: Vec<_> = ends.iter().map(|(rank, end)| format!("{end}\n{}", self.said(*rank))).collect();
@@ -305,7 +305,7 @@ impl Ranks {
             .unwrap_or_else(|| panic!("rank {rank} of {} hangs:\n{}", self.shown, self.said(rank)))
     }
 
-    /// Waits until every rank has printed a line that is exactly `word`; fails when one ends without it.
+    /// Waits until every rank has printed a line that is exactly `word`. Fails if a rank ends without it.
     pub fn wait_for(&mut self, word: &str) {
         for rank in 0..self.children.len() {
             self.wait_for_rank(rank, word);
@@ -328,12 +328,12 @@ impl Ranks {
         assert!(seen == Some(true), "rank {rank} of {} never said {word}:\n{}", self.shown, self.said(rank));
     }
 
-    /// Looks at what the ranks have printed until `found` gives something; fails when they end, or one fails, without it.
+    /// Calls `found` on the ranks' output until it returns something. Fails if all ranks end, or one fails, before that.
     pub fn wait_until<T>(&mut self, what: &str, found: impl FnMut(&Self) -> Option<T>) -> T {
         self.seen(what, found).unwrap_or_else(|said| panic!("{said}"))
     }
 
-    /// As [`Ranks::wait_until`], for who has more to say: `Err` is what was waited for and what they said.
+    /// Waits as [`Ranks::wait_until`] does, for a caller that adds to the message. `Err` has `what` and the ranks' output.
     pub fn seen<T>(&mut self, what: &str, mut found: impl FnMut(&Self) -> Option<T>) -> Result<T, String> {
         let mut over = false;
         let seen = process::until(SCRIPT_LIMIT, || {
@@ -348,7 +348,7 @@ impl Ranks {
         })
     }
 
-    /// SIGSTOP to every rank: what they have printed by then is what they have done.
+    /// Sends SIGSTOP to every rank, after which their output shows all that they have done.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
         for child in &self.children {
@@ -371,7 +371,7 @@ impl Ranks {
         self.children.iter().for_each(|child| process::signal(child.id(), signal));
     }
 
-    /// SIGKILL to every rank, as a scheduler or the OOM killer would.
+    /// Sends SIGKILL to every rank, as a scheduler or the OOM killer would.
     pub fn kill9(&mut self) {
         self.children.iter_mut().for_each(Rank::kill);
         for rank in 0..self.children.len() {
@@ -379,13 +379,13 @@ impl Ranks {
         }
     }
 
-    /// SIGTERM to every rank, each of which must then end with exit status 0.
+    /// Sends SIGTERM to every rank, each of which must then end with exit status 0.
     pub fn terminate(&mut self) {
         self.signal(Signal::TERM);
         self.finish();
     }
 
-    /// SIGTERM to frozen ranks, which go on with their handlers and must each end with this exit status.
+    /// Sends SIGTERM to frozen ranks, which go on with their handlers and must each end with this exit status.
     pub fn preempt(&mut self, status: i32) {
         self.signal(Signal::TERM);
         self.thaw();
@@ -418,10 +418,10 @@ impl Drop for Ranks {
     }
 }
 
-/// The tensors' hashes in a script's output: the one line `HASHES {…}` of a label.
+/// Returns the tensors' hashes in a script's output, from the one line `HASHES {…}` of a label.
 ///
 /// # Panics
-/// When the line is missing, twice there, or empty: a comparison of nothing with nothing must not pass.
+/// When the line is missing, there twice, or empty, because a comparison of nothing with nothing must not pass.
 pub fn hashes(printed: &str, label: &str) -> Hashes {
     let prefix = format!("HASHES {label} ");
     let mut lines = printed.lines().filter_map(|line| line.strip_prefix(&prefix));

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// The one decision about a version, as it lies in Tier-3.
+/// The one decision about a version, as stored in Tier-3.
 #[derive(Clone, Debug)]
 pub struct Marker {
     pub path: PathBuf,
@@ -16,7 +16,7 @@ pub struct Marker {
 }
 
 impl Marker {
-    /// True for a commit, false for an abort.
+    /// Whether the decision is a commit; if not, it is an abort.
     pub fn commits(&self) -> bool {
         match self.body["decision"].as_str() {
             Some("commit") => true,
@@ -25,7 +25,7 @@ impl Marker {
         }
     }
 
-    /// The directory of the attempt that was committed: `v<timeline>.<version>/a-<attempt>`.
+    /// Returns the directory of the committed attempt: `v<timeline>.<version>/a-<attempt>`.
     pub fn attempt_dir(&self) -> PathBuf {
         let attempt = self.body["attempt"].as_str().expect("a marker names its attempt");
         let name = if attempt.starts_with("a-") { attempt.to_owned() } else { format!("a-{attempt}") };
@@ -33,7 +33,7 @@ impl Marker {
     }
 }
 
-/// Every `_COMMITTED` of the checkpoint at `path` (relative to the mount), retired versions left out.
+/// Returns every `_COMMITTED` of the checkpoint at `path` (relative to the mount), without retired versions.
 pub fn markers(tier3: &Path, path: &str) -> Vec<Marker> {
     // A checkpoint in the mount's root belongs to the run `_`.
     let below = if path.contains('/') { tier3.join(path) } else { tier3.join("_").join(path) };
@@ -50,18 +50,18 @@ pub fn markers(tier3: &Path, path: &str) -> Vec<Marker> {
         .collect()
 }
 
-/// The commits of the checkpoint at `path`.
+/// Returns the commits of the checkpoint at `path`.
 pub fn commits(tier3: &Path, path: &str) -> Vec<Marker> {
     markers(tier3, path).into_iter().filter(Marker::commits).collect()
 }
 
-/// Copies a directory tree, or a file, with `cp`: the plainest tool there is.
+/// Copies a directory tree, or a file, with `cp`, the plainest tool there is.
 pub fn copy_out(from: &Path, to: &Path) {
     let status = std::process::Command::new("cp").arg("-r").arg(from).arg(to).status().expect("cp starts");
     assert!(status.success(), "cp -r {} {}: {status}", from.display(), to.display());
 }
 
-/// Every file below a folder, sorted; none when the folder is not there.
+/// Returns every file below a folder, sorted; none if the folder is not there.
 pub fn files_below(folder: &Path) -> Vec<PathBuf> {
     let (mut found, mut folders) = (vec![], vec![folder.to_path_buf()]);
     while let Some(folder) = folders.pop() {

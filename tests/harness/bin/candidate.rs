@@ -1,7 +1,7 @@
-//! A process that wants the lease in etcd, and says on its standard output what comes of it; made to be killed.
+//! A process that competes for the lease in etcd and prints each result. Tests kill it.
 //!
 //! `tidemark-candidate URL NAME` prints one line for each change: `holds EPOCH MS`, `renewed EPOCH MS`, `waits HOLDER EPOCH`,
-//! `undecided`, `lost`. MS is CLOCK_MONOTONIC in milliseconds up to which it may decide.
+//! `undecided`, `lost`. Until MS, a time of CLOCK_MONOTONIC in milliseconds, the process may decide.
 
 #![expect(clippy::print_stdout, reason = "what it says is what it is for")]
 
@@ -47,7 +47,7 @@ async fn main() {
     }
 }
 
-/// Until it is lost.
+/// Renews the lease until it is lost, and prints each change.
 async fn keep(lease: &mut EtcdLease, times: LeaseTimes, say: &mut impl FnMut(String)) {
     loop {
         tokio::time::sleep(times.term / 3).await;

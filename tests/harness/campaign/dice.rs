@@ -13,7 +13,7 @@ impl Dice {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -22,7 +22,7 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// A number of the range, which must not be empty.
+    /// Returns a number of the range, which must not be empty.
     pub fn within(&mut self, range: Range<u64>) -> u64 {
         range.start + self.roll() % (range.end - range.start)
     }
@@ -31,7 +31,7 @@ impl Dice {
         self.roll().is_multiple_of(chances)
     }
 
-    /// Bytes that no other throw gives, and that do not compress.
+    /// Returns bytes that no other call returns and that do not compress.
     pub fn bytes(&mut self, size_bytes: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(size_bytes + 8);
         while bytes.len() < size_bytes {

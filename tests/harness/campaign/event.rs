@@ -2,7 +2,7 @@
 //!
 //! Owns: the words. Only `is` and `moved` are promises; a trainer writes them after the system call returned. A
 //! trainer writes `will` before the first call that may change a name. If the trainer dies, the auditor thus knows
-//! which names may be in between.
+//! which names may be half changed.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,15 +38,15 @@ pub enum By {
     Fsync,
     Rename,
     Unlink,
-    /// A state that no event promised: the auditor found it when its writer was gone. The name must stay the same.
+    /// A state that no event promised. The auditor found it after the name's writer had ended, and it must not change.
     Found,
 }
 
-/// Paths are relative to the mount.
+/// An event. Its paths are relative to the mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// From now on the name may also hold `to`; without it, anything.
+    /// From now on the name may also hold `to`. Without `to`, the name may hold anything.
     Will {
         path: String,
         to: Option<Holds>,
@@ -56,7 +56,7 @@ pub enum Event {
         holds: Holds,
         by: By,
     },
-    /// A rename begins: the names below `from` are still there, or are below `to`, all of them.
+    /// A rename begins: until its end, all names below `from` are still there or all of them are below `to`.
     WillMove {
         from: String,
         to: String,
@@ -65,11 +65,11 @@ pub enum Event {
         from: String,
         to: String,
     },
-    /// Nothing is open, and nothing happens until the page says so.
+    /// The trainer has no file open, and makes no call until its page says so.
     Paused {
         number: u64,
     },
-    /// A system call failed, which none may while a daemon or its keeper lives.
+    /// A system call failed. While a daemon or its keeper lives, no call may fail.
     Failed {
         act: String,
         path: String,
@@ -79,7 +79,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The line that says it.
+    /// Returns the event as a line of JSON.
     pub fn line(&self) -> String {
         let mut line = serde_json::to_string(self).expect("words and numbers are JSON");
         line.push('\n');

@@ -1,7 +1,7 @@
-//! Shared by the trainers of the crash campaign and its auditor: the events, and the page on which a trainer shows its
-//! current call.
+//! Exchange between the crash campaign's trainers and its auditor: the events, and the page on which a trainer shows
+//! its current call.
 //!
-//! Owns: the exchange. Does not own: the trainers' work (`bin/trainer`), the demands on the daemon (the suite
+//! Owns: what is exchanged. Does not own: the trainers' work (`bin/trainer`), the demands on the daemon (the suite
 //! `campaign`).
 
 pub mod dice;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds on a clock that all processes of this machine share.
+/// Returns the time in nanoseconds, on a clock that all processes of this machine share.
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds =

@@ -17,12 +17,12 @@ use super::now_ns;
 const PAGE_BYTES: u64 = 4096;
 /// The auditor's request: 0 to go on, `END` to end, otherwise the number of the pause.
 const WORD_ASKED: usize = 0;
-/// The trainer's current call: since when in nanoseconds, and which act in the lowest bits. A single word, so that no
-/// reader sees half of it.
+/// The trainer's current call: its start in nanoseconds, with the act in the lowest bits. A single word holds both, so
+/// that no reader sees half of them.
 const WORD_DOING: usize = 1;
-/// Two words for each act: how often it returned, and the longest time it took.
+/// Two words for each act: how often a call of it returned, and the longest duration.
 const WORD_FIGURES: usize = 16;
-/// More acts than there are; 2^60 ns are 36 years.
+/// Bits for more acts than there are. The rest of the word holds 2^60 ns, which are 36 years.
 const ACT_BITS: u32 = 4;
 const END: u64 = u64::MAX;
 
@@ -70,7 +70,7 @@ pub struct Doing {
     pub since_ns: u64,
 }
 
-/// How often an act returned, and its longest time.
+/// How often an act returned, and its longest duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ActFigures {
     pub count: u64,
@@ -92,14 +92,14 @@ pub struct Page {
 }
 
 impl Page {
-    /// A new page, all zero.
+    /// Makes a page, all zero.
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
         file.set_len(PAGE_BYTES)?;
         Ok(Self { map: MmapRaw::map_raw(&file)? })
     }
 
-    /// The page that the auditor made.
+    /// Opens the page that the auditor made.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         if file.metadata()?.len() != PAGE_BYTES {
@@ -108,15 +108,15 @@ impl Page {
         Ok(Self { map: MmapRaw::map_raw(&file)? })
     }
 
-    /// Calls `call` with the page saying so before, during and until after it. Only what succeeded goes into the
-    /// figures: a call that failed was not answered, however long it took.
+    /// Calls `call`, and shows it on the page from before its start until after its end. The figures count successful calls
+    /// only: a failed call got no answer, whatever its duration.
     pub fn during<T, E>(&self, act: Act, call: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let began_ns = now_ns();
         self.word(WORD_DOING).store(began_ns << ACT_BITS | u64::from(act as u8), Ordering::SeqCst);
         let result = call();
         self.word(WORD_DOING).store(0, Ordering::SeqCst);
         if result.is_ok() {
-            // Only the trainer writes these, so two steps are one.
+            // Only the trainer writes these words, so the two updates need not be one atomic step.
             let (count, longest) = Self::figure_words(act);
             self.word(count).fetch_add(1, Ordering::Relaxed);
             self.word(longest).fetch_max(now_ns() - began_ns, Ordering::Relaxed);
@@ -164,8 +164,8 @@ impl Page {
     fn word(&self, index: usize) -> &AtomicU64 {
         let words = self.map.as_mut_ptr().cast::<u64>();
         assert!((index + 1) * size_of::<u64>() <= self.map.len(), "word {index} is beyond the page");
-        // SAFETY: the mapping is page-aligned, writable, as long as `self`, and long enough (asserted); both processes
-        // touch it through atomics only, and nobody shortens the file.
+        // SAFETY: the mapping is page-aligned, writable, lives as long as `self`, and is long enough (asserted). Both
+        // processes access it through atomics only, and no process shortens the file.
         unsafe { AtomicU64::from_ptr(words.wrapping_add(index)) }
     }
 }

@@ -15,7 +15,7 @@ use rcgen::{
 pub const USER: &str = "tide";
 pub const PASSWORD: &str = "a password of the tests";
 
-/// Administers; may do anything.
+/// The administrator, who may do anything.
 pub(super) const ROOT: (&str, &str) = ("root", "another password of the tests");
 
 /// Makes `ca.pem`, `server.pem`, `client.pem` and their keys in `folder`. `server` is the address of the etcd.
@@ -25,13 +25,13 @@ pub(super) fn certificates(folder: &Path, server: Ipv4Addr) {
     write("ca.pem", authority.1);
     let mut params = CertificateParams::default();
     params.subject_alt_names.push(SanType::IpAddress(IpAddr::V4(server)));
-    // As a client its gateway asks the etcd.
+    // The etcd's gateway presents this certificate to the etcd as a client.
     params.extended_key_usages =
         vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     let (certificate, key) = signed(params, &authority.0);
     write("server.pem", certificate);
     write("server.key", key);
-    // With authentication the gateway takes no common name.
+    // With authentication, the gateway refuses a certificate that has a common name.
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::OrganizationName, "tidemark");
@@ -63,7 +63,7 @@ fn signed(params: CertificateParams, authority: &Issuer<'static, KeyPair>) -> (S
     (certificate.pem(), key.serialize_pem())
 }
 
-/// The flags that have an etcd ask for all of it at `url`. `admin` asks for nothing, on the loopback of its host.
+/// Returns the flags with which an etcd demands all of this at `url`. Port `admin`, on its host's loopback, demands nothing.
 pub(super) fn flags(folder: &Path, url: &str, admin: u16) -> Vec<String> {
     let path = |name: &str| folder.join(name).display().to_string();
     let flags = [
@@ -71,7 +71,7 @@ pub(super) fn flags(folder: &Path, url: &str, admin: u16) -> Vec<String> {
         ("--key-file", path("server.key")),
         ("--trusted-ca-file", path("ca.pem")),
         ("--listen-client-urls", format!("{url},http://127.0.0.1:{admin}")),
-        // The least that bcrypt takes: what is tested is not how long it computes.
+        // The least that bcrypt allows, because no test depends on the hash's cost.
         ("--bcrypt-cost", "4".to_owned()),
     ];
     let mut flags: Vec<_> = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
@@ -79,7 +79,7 @@ pub(super) fn flags(folder: &Path, url: &str, admin: u16) -> Vec<String> {
     flags
 }
 
-/// The keys of `[etcd]` for a client, but for its place and its user.
+/// Returns a client's keys of `[etcd]`, without the endpoint and the user.
 pub(super) fn keys(folder: &Path) -> [(&'static str, PathBuf); 3] {
     [("ca", "ca.pem"), ("cert", "client.pem"), ("key", "client.key")]
         .map(|(key, name)| (key, folder.join(name)))

@@ -1,7 +1,7 @@
 //! A real etcd as a process, with a data directory of its own.
 //!
-//! Owns: its start on free ports, its death and its return with the same data, a request or two by hand. Does not own: what it asks
-//! of its clients (`guard`), the Debian package it comes from (`cargo xtask test` installs it), what a lease in it means.
+//! Owns: its start on free ports, its death and its return with the same data, a request or two by hand. Does not own: its demands
+//! on clients (`guard`), its Debian package (`cargo xtask test` installs it), the meaning of a lease in it.
 
 pub mod guard;
 
@@ -20,7 +20,7 @@ use crate::{machine, process};
 
 /// Limit of a start: etcd first elects itself and syncs its disk.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Another process may take a port between our looking and its listening.
+/// Starts that are tried. Another process may take the free port before etcd listens on it.
 const START_ATTEMPTS: u32 = 5;
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -31,29 +31,29 @@ pub struct Etcd {
     client_port: u16,
     peer_port: u16,
     folder: TempDir,
-    /// In whose network it is; none: this process's.
+    /// The host in whose network the etcd is; `None` for this process's network.
     host: Option<Host>,
-    /// Port of a guarded etcd at which it asks for neither TLS nor a user.
+    /// Port at which a guarded etcd demands neither TLS nor a user.
     admin_port: Option<u16>,
 }
 
 impl Etcd {
-    /// Starts one with no data; `None`, and the test left out, where there is no etcd.
+    /// Starts an etcd without data. Where none is installed, returns `None` and leaves the test out.
     pub fn start() -> Option<Self> {
         Self::start_in(None, false)
     }
 
-    /// The same on a host of a network.
+    /// Starts an etcd as [`Self::start`] does, on a host of a network.
     pub fn start_on(host: &Host) -> Option<Self> {
         Self::start_in(Some(host.clone()), false)
     }
 
-    /// Starts an etcd that asks for TLS, client certificates and [`guard::USER`], who may use keys below `prefix`.
+    /// Starts an etcd that demands TLS, a client certificate and [`guard::USER`], who may use keys below `prefix`.
     pub fn start_guarded_on(host: &Host, prefix: &str) -> Option<Self> {
         let etcd = Self::start_in(Some(host.clone()), true)?;
         let ((root, root_password), user) = (guard::ROOT, guard::USER);
         let bytes = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
-        // All keys that begin with it: up to the first that begins with the next character.
+        // The range of all keys below the prefix ends where `/` is replaced by the next character, `0`.
         let (from, to) = (bytes(&format!("{prefix}/")), bytes(&format!("{prefix}0")));
         let permission = format!(r#"{{"permType":"READWRITE","key":"{from}","range_end":"{to}"}}"#);
         for (what, body) in [
@@ -71,7 +71,7 @@ impl Etcd {
         Some(etcd)
     }
 
-    /// Changes the password of [`guard::USER`], which ends the tokens that it has.
+    /// Changes the password of [`guard::USER`], which ends that user's tokens.
     pub fn change_password(&self, password: &str) {
         let (root, root_password) = guard::ROOT;
         let body = format!(r#"{{"name":"{root}","password":"{root_password}"}}"#);
@@ -101,7 +101,7 @@ impl Etcd {
             return None;
         }
         for _ in 0..START_ATTEMPTS {
-            // In memory, since etcd waits for its disk, and only processes die here.
+            // In memory, because etcd waits for its disk. Tests kill processes, never the machine.
             let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
             let folder = folder.expect("a temporary directory");
             let (client_port, peer_port) = (free_port(), free_port());
@@ -118,7 +118,7 @@ impl Etcd {
         panic!("etcd does not start on any port");
     }
 
-    /// False when it ended instead; panics when it neither serves nor ends.
+    /// Waits until the etcd serves; false if it ended instead. Panics if it does neither in time.
     fn is_serving(&mut self) -> bool {
         let serving = process::until(START_LIMIT, || {
             if self.child.try_wait().expect("looking at etcd").is_some() {
@@ -130,12 +130,12 @@ impl Etcd {
         serving.unwrap_or_else(|| panic!("etcd: {}", machine::tail(&self.folder.path().join("log"), 20)))
     }
 
-    /// `host:port`.
+    /// Returns `host:port`.
     pub fn endpoint(&self) -> String {
         format!("{}:{}", address(self.host.as_ref()), self.client_port)
     }
 
-    /// `http://host:port/prefix`; `https://` of an etcd that is guarded.
+    /// Returns `http://host:port/prefix`, or `https://…` for a guarded etcd.
     pub fn url(&self, prefix: &str) -> String {
         let scheme = if self.admin_port.is_some() { "https" } else { "http" };
         format!("{scheme}://{}/{prefix}", self.endpoint())
@@ -145,7 +145,7 @@ impl Etcd {
         process::signal(self.child.id(), signal);
     }
 
-    /// SIGSTOP, once it holds: a signal takes effect a moment after it was sent.
+    /// Sends SIGSTOP and waits until the process is stopped, because a signal takes effect a moment after it was sent.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         let stat = format!("/proc/{}/stat", self.child.id());
@@ -153,7 +153,7 @@ impl Etcd {
         process::until(ANSWER_LIMIT, stopped).expect("etcd stops");
     }
 
-    /// SIGKILL, and a new process on the same ports and data.
+    /// Kills the process and starts a new one on the same ports and data.
     pub fn kill_and_start(&mut self) {
         self.child.kill().expect("killing a child of ours");
         self.child.wait().expect("reaping a child of ours");

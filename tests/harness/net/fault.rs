@@ -1,7 +1,7 @@
 //! Faults between hosts: packets that are dropped, links that are narrow or dead.
 //!
-//! Owns: each fault from its beginning to its end, and its proof: a test that claims to have cut a link checks how many
-//! packets were dropped there. Does not own: when a fault begins.
+//! Owns: each fault from its beginning to its end, and its proof, a count of dropped packets that the test checks. Does not
+//! own: when a fault begins.
 //!
 //! A fault ends when its value is dropped, so that none outlives the part of a test that needs it. Packets are dropped in
 //! the bridge, where each fault has an nft table of its own. Delays are missing, because the kernels that the suites run on
@@ -14,16 +14,16 @@ use serde_json::Value;
 
 use super::{Bridge, Host, INTERFACE};
 
-/// Burst of a narrow link: 20 ms of its rate, and never less than one packet as the kernel builds it before it cuts it for
-/// the wire.
+/// Burst of a narrow link: 20 ms of its rate, but at least one packet of the size that the kernel builds before it
+/// segments it for the wire.
 const BURST_MS: u64 = 20;
 const BURST_BYTES_MIN: u64 = 64 << 10;
-/// How long a packet waits at a narrow link before it is dropped: what the buffers of a switch hold, in time.
+/// How long a packet waits at a narrow link before it is dropped, as in the buffers of a switch.
 const QUEUE_MS: u64 = 100;
-/// Loss is chosen in steps of a ten-thousandth.
+/// Parts of the whole in which a loss is expressed.
 const LOSS_PARTS: u32 = 10_000;
 
-/// Packets are being dropped. Dropped itself: they no longer are.
+/// A fault that drops packets until this value is dropped.
 #[derive(Debug)]
 #[must_use = "the fault ends when this is dropped"]
 pub struct Fault {
@@ -31,14 +31,14 @@ pub struct Fault {
     table: String,
 }
 
-/// A link with this limit of bits per second, each way. Dropped: the limit ends.
+/// A limit of a link's bits per second, each way. Dropping the value ends the limit.
 #[derive(Debug)]
 #[must_use = "the limit ends when this is dropped"]
 pub struct Limit {
     host: Host,
 }
 
-/// A cable is pulled: the host sees that its interface has no carrier. Dropped: it is put back.
+/// A pulled cable: the host sees that its interface has no carrier. Dropping the value puts the cable back.
 #[derive(Debug)]
 #[must_use = "the cable is put back when this is dropped"]
 pub struct LinkDown {
@@ -46,12 +46,12 @@ pub struct LinkDown {
 }
 
 impl Host {
-    /// Nothing goes between two hosts, in either direction; each still reaches the others.
+    /// Drops all packets between two hosts, in both directions. Each still reaches all other hosts.
     pub fn partition(&self, other: &Self) -> Fault {
         self.fault(&[from_to(self, other), from_to(other, self)])
     }
 
-    /// Nothing that this host sends reaches the other; what the other sends arrives.
+    /// Drops all packets from this host to the other. Packets from the other still arrive.
     pub fn mute_towards(&self, other: &Self) -> Fault {
         self.fault(&[from_to(self, other)])
     }
@@ -73,7 +73,7 @@ impl Host {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
         let below = (percent * f64::from(LOSS_PARTS / 100)) as u32;
         let (port, address) = (&self.0.port, self.address());
-        // nft refuses a comparison that is always true.
+        // At full loss the rule has no condition, because nft refuses a comparison that is always true.
         let chosen = if below < LOSS_PARTS {
             format!("numgen random mod {LOSS_PARTS} < {below}")
         } else {
@@ -86,8 +86,8 @@ impl Host {
         ])
     }
 
-    /// Limits the host's link to this many bits per second, each way. A limit below a megabit is refused: TCP would have no
-    /// room for two packets.
+    /// Limits the host's link to this many bits per second, each way. Panics below a megabit: TCP would have no room for two
+    /// packets.
     pub fn bandwidth(&self, bits_per_s: u64) -> Limit {
         assert!(bits_per_s >= 1_000_000, "{bits_per_s} bit/s is less than a megabit per second");
         let burst_bytes = (bits_per_s / 8 * BURST_MS / 1000).max(BURST_BYTES_MIN);
@@ -117,7 +117,7 @@ impl Host {
         json(&shown)[0]["operstate"] == "UP"
     }
 
-    /// A table of its own in the bridge, with these rules.
+    /// Adds a table of its own to the bridge, with these rules.
     fn fault(&self, rules: &[String]) -> Fault {
         let bridge = self.0.bridge.clone();
         let table = format!("fault{}", bridge.faults.fetch_add(1, Ordering::Relaxed));
@@ -130,8 +130,8 @@ impl Host {
     }
 }
 
-/// Drops all packets from one host to another, and counts those addressed to it. The other packets are address queries,
-/// which it must not answer either, and packets that a bridge sends everywhere while it learns.
+/// Returns a rule that drops all packets from one host to another, and counts those addressed to it. The uncounted packets
+/// are address queries, which the host must not answer either, and those that a learning bridge sends everywhere.
 fn from_to(from: &Host, to: &Host) -> String {
     let ports = format!("iifname {} oifname {}", from.0.port, to.0.port);
     let addresses = format!("ip saddr {} ip daddr {}", from.address(), to.address());
@@ -139,7 +139,7 @@ fn from_to(from: &Host, to: &Host) -> String {
 }
 
 impl Fault {
-    /// How many packets were dropped so far: the proof that something was said and not heard.
+    /// Returns the number of packets dropped so far, as proof that something was sent and did not arrive.
     pub fn dropped_packets(&self) -> u64 {
         let shown =
             self.bridge.namespace.ask("nft", &["-j", "list", "counter", "bridge", &self.table, "dropped"]);
@@ -149,7 +149,7 @@ impl Fault {
         counted.unwrap_or_else(|| panic!("nft shows no counter of {}: {shown}", self.table))
     }
 
-    /// Ends the fault; gives how many packets were dropped just before.
+    /// Ends the fault, and returns the number of packets dropped until just before.
     pub fn heal(self) -> u64 {
         self.dropped_packets()
     }
@@ -157,7 +157,7 @@ impl Fault {
 
 impl Drop for Fault {
     fn drop(&mut self) {
-        // Where the network went first, so did its tables.
+        // If the network was dropped first, its tables are gone.
         if self.bridge.namespace.is_named() {
             self.bridge.namespace.nft(&format!("delete table bridge {}\n", self.table));
         }
@@ -165,7 +165,7 @@ impl Drop for Fault {
 }
 
 impl Limit {
-    /// How often a packet had to wait for the link or was dropped there, both ways: the proof that it was narrow.
+    /// Returns how often a packet had to wait for the link or was dropped there, both ways, as proof that it was narrow.
     pub fn held_back(&self) -> u64 {
         let counted = |shown: String| {
             let of = |word: &str| json(&shown)[0][word].as_u64();

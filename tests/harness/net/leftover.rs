@@ -1,8 +1,8 @@
-//! The names of namespaces, which say whose they are, and the removal of what a killed test left behind.
+//! The names of namespaces, which identify their owner, and the removal of what a killed test left behind.
 //!
-//! A name is `tidemark-PID-START-SERIAL-HOST`: PID and START (the time of its start, in ticks since boot) tell the process
-//! that made it from any other that had the same pid before or has it after. So a name is taken away only when its
-//! owner is dead, and tests that run at the same time leave each other alone.
+//! A name is `tidemark-PID-START-SERIAL-HOST`. START is the owner's start time in ticks since boot. With the PID, it
+//! distinguishes the owner from any other process that has the same pid earlier or later. Only the name of a dead owner is
+//! removed, so tests that run at the same time leave each other alone.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,24 +11,24 @@ use super::namespace::{NAMES, Namespace};
 
 const PREFIX: &str = "tidemark-";
 
-/// Counts the networks of this process.
+/// Returns the next number of a network of this process.
 pub(super) fn next_serial() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The name of a namespace of this process.
+/// Returns the name of a namespace of this process.
 pub(super) fn name(serial: u64, host: &str) -> String {
     let pid = std::process::id();
     let start = start_ticks(pid).expect("this process runs");
     format!("{PREFIX}{pid}-{start}-{serial}-{host}")
 }
 
-/// Kills and removes what is named by a process that is dead.
+/// Removes the namespaces of dead owners, and kills the processes in them.
 ///
-/// Only what is in a namespace of such a name is killed, and only a dead test of this harness can have started it.
+/// Only processes in such a namespace are killed, and only a dead test of this harness can have started them.
 pub(super) fn sweep() {
-    // No directory: no name was ever given.
+    // Without the directory, no namespace was ever named.
     let names = fs::read_dir(NAMES).into_iter().flatten().flatten();
     for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
         if is_left(&name, start_ticks)
@@ -39,7 +39,7 @@ pub(super) fn sweep() {
     }
 }
 
-/// Whether a name is one of ours and its owner is dead. `start_of` tells when a process started, if it runs.
+/// Whether a name is this harness's and its owner is dead. `start_of` returns the start time of a process that runs.
 fn is_left(name: &str, start_of: impl Fn(u32) -> Option<u64>) -> bool {
     let Some(rest) = name.strip_prefix(PREFIX) else { return false };
     let mut words = rest.splitn(3, '-');
@@ -49,10 +49,10 @@ fn is_left(name: &str, start_of: impl Fn(u32) -> Option<u64>) -> bool {
     start_of(pid) != Some(start)
 }
 
-/// Field 22 of `/proc/PID/stat`; none of a process that is gone.
+/// Returns field 22 of `/proc/PID/stat`, or `None` if the process is gone.
 fn start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field may hold anything; the third follows the last parenthesis.
+    // The second field may contain any character. The third follows the last parenthesis.
     stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()
 }
 

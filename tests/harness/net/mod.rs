@@ -17,7 +17,7 @@
 //! and processes, so a test reads a daemon's mount without entering anything. Does not own: how a cluster must react when
 //! a link fails (the suite).
 //!
-//! Nothing here is unsafe: a *thread* enters a namespace, and what it opens or starts stays there.
+//! No unsafe code is needed: a *thread* enters a namespace, and what it opens or starts stays there.
 
 mod fault;
 mod leftover;
@@ -42,10 +42,10 @@ pub const HOSTS_MAX: u8 = 32;
 /// The interface of every host that leads to the bridge.
 pub const INTERFACE: &str = "eth0";
 
-/// `ip`, `nft` and `tc` answer in milliseconds; a busy two-core machine gets plenty of time for it.
+/// Limit of `ip`, `nft` and `tc`, which answer in milliseconds. A busy two-core machine has plenty of time for it.
 const TOOL_LIMIT: Duration = Duration::from_secs(30);
 
-/// Several hosts and the bridge between them. Dropped: everything that runs in it is killed, every name is gone.
+/// Several hosts and the bridge between them. Dropping the network kills all processes in it and removes every name.
 #[derive(Debug)]
 pub struct Network {
     bridge: Arc<Bridge>,
@@ -53,14 +53,14 @@ pub struct Network {
     serial: u64,
 }
 
-/// The switch: where packets between hosts are dropped.
+/// The switch, at which faults drop packets between hosts.
 struct Bridge {
     namespace: Namespace,
-    /// Numbers the tables of faults.
+    /// Number of the next fault's table.
     faults: AtomicU64,
 }
 
-/// A host: an address, and what runs there. Cheap to clone; a clone is the same host.
+/// A host: an address, and the processes that run there. Cheap to clone; a clone is the same host.
 #[derive(Clone, Debug)]
 pub struct Host(Arc<Place>);
 
@@ -74,10 +74,10 @@ struct Place {
 }
 
 impl Network {
-    /// Makes a network with a host for each name; `None`, and the test left out, where that cannot be.
+    /// Makes a network with a host for each name. If this machine cannot, returns `None` and leaves the test out.
     ///
     /// # Panics
-    /// When a step fails on a machine that has all that is needed: the message has the tool's own words.
+    /// When a step fails although the machine has all that is needed. The message has the tool's own words.
     pub fn make(names: &[&str]) -> Option<Self> {
         if let Some(lacking) = lacking() {
             machine::left_out(&lacking);
@@ -89,9 +89,9 @@ impl Network {
             namespace: Namespace::make(leftover::name(serial, "bridge")),
             faults: AtomicU64::new(0),
         };
-        // From here on what was made goes with its owner, also when the next step panics.
+        // From here on, dropping the network removes what was made, also if the next step panics.
         let mut network = Self { bridge: Arc::new(bridge), hosts: vec![], serial };
-        // No spanning tree, so that a port forwards from its first packet on, and no questions about multicast.
+        // Without a spanning tree, a port forwards from its first packet on. Without snooping, no multicast queries are sent.
         network
             .bridge
             .namespace
@@ -102,7 +102,7 @@ impl Network {
         Some(network)
     }
 
-    /// Adds a host: a fresh machine that was not there when the others started.
+    /// Adds a host, as a fresh machine that was not there when the first hosts started.
     pub fn add_host(&mut self, name: &str) -> Host {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
         assert!(
@@ -126,7 +126,7 @@ impl Network {
             namespace,
             bridge: self.bridge.clone(),
         }));
-        // Ours before a further step may fail, so that it goes with the others.
+        // The network owns the host before a further step may fail, so that it is removed with the network.
         self.hosts.push(host.clone());
         self.bridge.namespace.ip(&cable);
         host.0
@@ -135,18 +135,18 @@ impl Network {
         host
     }
 
-    /// The host of that name; panics when there is none.
+    /// Returns the host of that name. Panics if there is none.
     pub fn host(&self, name: &str) -> &Host {
         let found = self.hosts.iter().find(|host| host.name() == name);
         found.unwrap_or_else(|| panic!("no host is called {name}: {:?}", self.hosts))
     }
 
-    /// All hosts, in the order in which they were added.
+    /// Returns all hosts, in the order in which they were added.
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// The names of its namespaces as `ip netns` lists them; none when it is gone.
+    /// Returns the names of the network's namespaces as `ip netns` lists them; none after its removal.
     pub fn names(&self) -> Vec<String> {
         let namespaces = self.hosts.iter().map(|host| &host.0.namespace);
         namespaces.chain([&self.bridge.namespace]).map(|namespace| namespace.name().to_owned()).collect()
@@ -157,7 +157,7 @@ impl Drop for Network {
     #[expect(clippy::print_stderr, reason = "a test that is failing already keeps its own message")]
     fn drop(&mut self) {
         let namespaces = self.hosts.iter().map(|host| &host.0.namespace).chain([&self.bridge.namespace]);
-        // Every one of them, whatever is said about another.
+        // Every namespace is removed, even if the removal of another fails.
         let said: Vec<String> = namespaces.filter_map(|namespace| namespace.remove().err()).collect();
         if std::thread::panicking() {
             said.iter().for_each(|said| eprintln!("{said}"));
@@ -195,15 +195,15 @@ impl Host {
         self.inside(|| process::run(command, limit))
     }
 
-    /// The pids of what runs on this host; of what has ended and was not waited for, nothing.
+    /// Returns the pids of the processes that run on this host. Processes that ended but were not reaped are left out.
     pub fn processes(&self) -> Vec<u32> {
         self.0.namespace.processes()
     }
 
-    /// Kills everything on this host with SIGKILL at one moment: no process there sees another die first and acts on it.
+    /// Kills everything on this host with SIGKILL at one moment, so that no process sees another die first and acts on it.
     ///
     /// The kernel closes the connections and so notifies the other ends. For a host that falls silent, call
-    /// [`Host::isolate`] first. Returns the pids that were killed; none of them still runs.
+    /// [`Host::isolate`] first. Returns the pids that were killed. No killed process still runs.
     ///
     /// # Panics
     /// When something still runs after a while.
@@ -212,7 +212,7 @@ impl Host {
     }
 }
 
-/// Why this machine has no such network, or `None` when it has.
+/// Returns why this machine cannot make such a network, or `None` if it can.
 fn lacking() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("network namespaces need root".into());

@@ -19,13 +19,13 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use super::TOOL_LIMIT;
 use crate::process;
 
-/// Where `ip netns` keeps the names.
+/// Directory in which `ip netns` keeps the names.
 pub(super) const NAMES: &str = "/run/netns";
 
-/// A killed process gives back its memory first: gigabytes of Tier-1 take a second or two on a busy machine.
+/// Limit of a kill. A killed process first frees its memory, and gigabytes of Tier-1 take seconds on a busy machine.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
-/// How often what a host runs is listed until nothing new appears. A program that forks without end is stopped in the
-/// second or third; more is a bug of this code.
+/// Listings of a host's processes until no new one appears. A program that forks without end is stopped in the second
+/// or third listing. More are a bug of this code.
 const STOP_ROUNDS: usize = 20;
 
 /// Identity that all descriptors of a namespace share: the device and inode of `/proc/PID/ns/net`.
@@ -42,7 +42,7 @@ impl Namespace {
     pub(super) fn make(name: String) -> Self {
         tool(Command::new("ip").args(["netns", "add", &name]), "");
         let namespace = Self::open(name).expect("a namespace that was made a moment ago");
-        // Before there is an interface, so that the kernel sends nothing by itself: counters of packets count the test's.
+        // Set before there is an interface, so that the kernel sends nothing by itself and packet counters count the test's only.
         let settings = || {
             for which in ["all", "default"] {
                 let setting = format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6");
@@ -67,7 +67,7 @@ impl Namespace {
         &self.name
     }
 
-    /// Whether its name is still there.
+    /// Whether the namespace's name is still there.
     pub(super) fn is_named(&self) -> bool {
         path(&self.name).exists()
     }
@@ -83,22 +83,22 @@ impl Namespace {
             .unwrap_or_else(|panicked| std::panic::resume_unwind(panicked))
     }
 
-    /// Runs lines of `ip` in it; panics with what `ip` said when one fails.
+    /// Runs lines of `ip` in the namespace. If one fails, panics with the output of `ip`.
     pub(super) fn ip(&self, lines: &str) {
         self.inside(|| tool(Command::new("ip").args(["-batch", "-"]), lines));
     }
 
-    /// Runs a script of `nft` in it, all of it or nothing.
+    /// Runs a script of `nft` in the namespace, as a whole or not at all.
     pub(super) fn nft(&self, script: &str) {
         self.inside(|| tool(Command::new("nft").args(["-f", "-"]), script));
     }
 
-    /// Runs a tool in it and gives what it printed; panics when it fails.
+    /// Runs a tool in the namespace and returns its output. Panics if the tool fails.
     pub(super) fn ask(&self, program: &str, arguments: &[&str]) -> String {
         self.inside(|| tool(Command::new(program).args(arguments), ""))
     }
 
-    /// The pids of what runs in it, without this process, of which only threads are ever there.
+    /// Returns the pids of the processes in the namespace, without this process, which only enters with threads.
     pub(super) fn processes(&self) -> Vec<u32> {
         let listed = fs::read_dir("/proc").expect("procfs").flatten();
         let pids = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -118,9 +118,9 @@ impl Namespace {
         )
     }
 
-    /// SIGKILL of all that runs in it; see [`super::Host::kill_all`]. The error says what still runs.
+    /// Kills all processes in the namespace, as [`super::Host::kill_all`] describes. The error says which still run.
     pub(super) fn kill_all(&self) -> Result<Vec<u32>, String> {
-        // Stopped first, so that none starts another, or says goodbye, while the next is being killed.
+        // All are stopped first, so that no process starts another, or takes leave of its peers, while the next is killed.
         let mut held: BTreeMap<u32, OwnedFd> = BTreeMap::new();
         for _ in 0..STOP_ROUNDS {
             let fresh = self.hold(&held);
@@ -132,7 +132,7 @@ impl Namespace {
         }
         held.values().for_each(|process| send(process, Signal::KILL));
         let gone = process::until(KILL_LIMIT, || {
-            // A process may have been forked at the very moment at which its parent was stopped.
+            // A process may have been forked just when its parent was stopped.
             let fresh = self.hold(&held);
             fresh.values().for_each(|process| send(process, Signal::KILL));
             held.extend(fresh);
@@ -150,8 +150,8 @@ impl Namespace {
         }
     }
 
-    /// Opens descriptors of the processes in it that are not held yet. A pid can be given to another process at any
-    /// moment, a descriptor cannot; so the namespace is checked once more when there is a descriptor.
+    /// Opens descriptors of the processes in the namespace that are not held yet. The kernel can reuse a pid at any moment,
+    /// but not a descriptor, so each process's namespace is checked again once its descriptor is open.
     fn hold(&self, held: &BTreeMap<u32, OwnedFd>) -> BTreeMap<u32, OwnedFd> {
         let fresh = self.processes().into_iter().filter(|pid| !held.contains_key(pid));
         let opened = fresh.filter_map(|pid| {
@@ -161,11 +161,11 @@ impl Namespace {
         opened.collect()
     }
 
-    /// Kills what runs in it and removes its name. The kernel ends it when the last descriptor of it is closed.
+    /// Kills all processes in the namespace and removes its name. The kernel ends the namespace when its last descriptor is closed.
     pub(super) fn remove(&self) -> Result<(), String> {
         let killed = self.kill_all();
         let said = Command::new("ip").args(["netns", "del", &self.name]).output();
-        // Two processes may remove what a third left behind: the second gets an error, and waits for the first.
+        // Two processes may remove what a third left behind. The second gets an error and waits for the first.
         let gone = process::until(TOOL_LIMIT, || (!self.is_named()).then_some(()));
         gone.ok_or_else(|| format!("{} cannot be removed: {said:?}", self.name))?;
         killed.map(drop)
@@ -183,12 +183,12 @@ fn send(process: &OwnedFd, signal: Signal) {
     }
 }
 
-/// Runs a tool with `input`, gives what it printed, and panics with what it said when it fails.
+/// Runs a tool with `input` and returns its output. If the tool fails, panics with its message.
 fn tool(command: &mut Command, input: &str) -> String {
     let shown = format!("{command:?}");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {shown}: {error}"));
-    // A few hundred bytes, which the pipe takes whether the tool reads them or not.
+    // The pipe has room for these few hundred bytes, even if the tool does not read them.
     let fed = child.stdin.take().expect("the pipe was asked for").write_all(input.as_bytes());
     let ended = process::wait(&mut child, TOOL_LIMIT).expect("waiting for a child of ours");
     if ended.is_none() {

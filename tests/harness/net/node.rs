@@ -1,4 +1,4 @@
-//! A host with a real `ckptd` on it: a node of a cluster, which a test may take away whole.
+//! A host with a real `ckptd` on it: a node of a cluster, which a test may take away as a whole.
 //!
 //! Owns: the daemon, and the loss of the node with all that runs on its host. Does not own: the host, where Tier-3 is.
 
@@ -10,36 +10,36 @@ use crate::daemon::{Daemon, DaemonOptions, is_mounted};
 /// Limit of reaping a killed process: it has ended already, and only its parent must still be notified.
 const REAP_LIMIT: Duration = Duration::from_secs(20);
 
-/// A daemon on a host. Dropped: killed, unmounted, its directories removed.
+/// A daemon on a host. Dropping it kills the daemon, unmounts, and removes its directories.
 #[derive(Debug)]
 pub struct Node {
     host: Host,
     daemon: Daemon,
-    /// Nothing goes in or out while it has no power.
+    /// The isolation of the host while the node has no power.
     off: Option<Fault>,
 }
 
 impl Node {
-    /// Starts a daemon that bears the host's name and listens on its address, and waits until its mount serves.
+    /// Starts a daemon with the host's name and address, and waits until its mount serves.
     ///
-    /// By default its Tier-3 is a directory that goes with it; nodes of one cluster are given one that they share.
+    /// By default its Tier-3 is a directory that is removed with it. For nodes of one cluster, `options` names a shared one.
     pub fn start(host: &Host, options: DaemonOptions) -> Self {
         let mut options = DaemonOptions { host: Some(host.clone()), ..options };
         options.flags.extend(["--name".into(), host.name().into()]);
         Self { host: host.clone(), daemon: Daemon::start(options), off: None }
     }
 
-    /// The host that it is on.
+    /// Returns the node's host.
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// The daemon; its mount is where this process sees it too.
+    /// Returns the daemon, whose mount this process sees too.
     pub fn daemon(&self) -> &Daemon {
         &self.daemon
     }
 
-    /// The daemon, to stop it alone or to give it another configuration.
+    /// Returns the daemon, to stop it alone or to give it another configuration.
     pub fn daemon_mut(&mut self) -> &mut Daemon {
         &mut self.daemon
     }
@@ -48,13 +48,12 @@ impl Node {
     /// notice to any node. Returns the pids that were killed.
     ///
     /// # Panics
-    /// When any of it is still there: a test that goes on would claim to have survived a loss that did not
-    /// happen.
+    /// When any of it is still there. A test that goes on would claim to have survived a loss that did not happen.
     pub fn power_off(&mut self) -> Vec<u32> {
         assert!(self.off.is_none(), "{} has no power", self.host.name());
         let (keeper, serving) = (self.daemon.keeper_pid(), self.daemon.serving_pid());
         let mount = self.daemon.mount().to_path_buf();
-        // First: the kernel closes the connections of what is killed, and would say so to the other ends.
+        // Isolation comes first, because the kernel closes the killed processes' connections and would notify the other ends.
         self.off = Some(self.host.isolate());
         let killed = self.host.kill_all();
         assert!(
@@ -68,12 +67,12 @@ impl Node {
         killed
     }
 
-    /// The isolation of a node without power; its counter is the number of packets that went nowhere.
+    /// Returns the isolation of a node without power, which counts the packets that it drops.
     pub fn isolation(&self) -> Option<&Fault> {
         self.off.as_ref()
     }
 
-    /// The same machine comes back: same name, same address, same directories, empty memory.
+    /// Brings the same machine back: same name, same address, same directories, empty memory.
     pub fn power_on(&mut self) {
         assert!(self.off.take().is_some(), "{} has power", self.host.name());
         self.daemon.start_again();

@@ -42,12 +42,12 @@ struct Stored {
     number: u64,
 }
 
-/// How much a listing is behind, handed to it as an extension of the request.
+/// How far a listing is behind, passed as an extension of the request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Staleness {
     /// Number of the newest objects below the prefix that are not listed yet.
     pub(super) hidden: usize,
-    /// Deleted objects are still there.
+    /// Whether deleted objects are still listed.
     pub(super) deleted: bool,
 }
 
@@ -61,7 +61,7 @@ struct Upload {
 #[derive(Debug, Default)]
 struct Index {
     objects: BTreeMap<String, Stored>,
-    /// Deleted objects, for listings that do not know of the deletion yet; their bodies are gone.
+    /// Deleted objects, for listings that are behind the deletion. Their bodies are gone.
     deleted: BTreeMap<String, Stored>,
     uploads: BTreeMap<String, Upload>,
 }
@@ -85,7 +85,7 @@ pub(super) struct Bucket {
     directory: PathBuf,
     counter: AtomicU64,
     index: Mutex<Index>,
-    /// Encryption that the writer of each key asked for.
+    /// Encryption that the writer of each key requested.
     encryption: Mutex<BTreeMap<String, String>>,
 }
 
@@ -195,7 +195,7 @@ impl Bucket {
         })
     }
 
-    /// Gives the body its name. A single lock covers look and insert, so that exactly one of several concurrent
+    /// Gives the body its name. A single lock covers lookup and insertion, so that exactly one of several concurrent
     /// creates wins.
     fn place(&self, key: String, stored: Stored, condition: Option<&ETagCondition>) -> S3Result<()> {
         let mut index = self.index();
@@ -223,7 +223,7 @@ impl Bucket {
         }
     }
 
-    /// The objects below a prefix, as a listing that is so much behind sees them.
+    /// Returns the objects below a prefix, as a listing that is behind by `stale` sees them.
     fn seen(&self, prefix: &str, stale: Staleness) -> BTreeMap<String, Stored> {
         let index = self.index();
         let below = |objects: &BTreeMap<String, Stored>| {
@@ -571,7 +571,7 @@ impl Bucket {
         })
     }
 
-    /// Each key with the file that holds its body.
+    /// Returns each key with the file that holds its body.
     pub(super) fn files(&self) -> Vec<(String, PathBuf)> {
         self.index().objects.iter().map(|(key, stored)| (key.clone(), stored.file.clone())).collect()
     }

@@ -47,23 +47,23 @@ impl S3Operation {
 /// Effect of a fault as the client sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultEffect {
-    /// No effect, and no answer ever.
+    /// The request has no effect, and is never answered.
     TimeoutBefore,
-    /// The request takes effect, and no answer ever comes.
+    /// The request takes effect, and is never answered.
     TimeoutAfter,
-    /// No answer ever comes. The request takes effect this many milliseconds later, when the client has given it up.
+    /// The request is never answered. After this many milliseconds, when the client has abandoned it, it takes effect.
     LateAfterTimeout(u64),
-    /// The first block of the request's body is read and the rest never is. No effect, and no answer.
+    /// Only the first block of the request's body is read. The request has no effect and is never answered.
     SlowRequestBody,
-    /// The connection is closed when the first block of the request's body has come. No effect.
+    /// The connection is closed after the first block of the request's body. The request has no effect.
     CutRequestBody,
     /// A bit of the request's body flips before the store verifies it.
     DamagedOnWrite,
-    /// No effect, and 500.
+    /// The request has no effect, and the answer is 500.
     Status500Before,
     /// The request takes effect, and the answer is 500.
     Status500After,
-    /// No effect, and the answer is 200 with an error document, as S3 sends it when it has begun to answer too early.
+    /// The request has no effect, and the answer is 200 with an error document, as S3 sends it if it began to answer early.
     OkWithErrorBodyBefore,
     /// The request takes effect, and the answer is 200 with an error document.
     OkWithErrorBodyAfter,
@@ -71,11 +71,11 @@ pub enum FaultEffect {
     PreconditionFailedAfterSuccess,
     /// The request takes effect, and the answer is 404 `NoSuchUpload`, as when a proxy repeats the end of an upload.
     NoSuchUploadAfterSuccess,
-    /// No effect, and 409.
+    /// The request has no effect, and the answer is 409.
     Conflict409,
-    /// A bit of the body read is flipped; headers stay.
+    /// A bit of the answer's body flips; the headers stay.
     WrongChecksumOnRead,
-    /// The first byte of the body comes, the rest never does.
+    /// Only the first byte of the answer's body ever comes.
     SlowBody,
     /// The request takes effect, and the connection is closed without an answer.
     DropConnection,
@@ -85,7 +85,7 @@ pub enum FaultEffect {
     ListWithDeleted,
     /// The request takes effect once the faults are lifted, and is answered then.
     HeldUntilLifted,
-    /// No effect, and 200 with a page of others, as a proxy that wants a password answers every request.
+    /// The request has no effect, and the answer is 200 with a foreign page, as from a proxy that demands a password.
     PageOfOthers,
 }
 
@@ -95,7 +95,7 @@ pub struct Fault {
     pub operation: S3Operation,
     /// Meets requests whose path (for lists: query) contains this, percent-encoded as on the wire.
     pub key_contains: String,
-    /// The how-manieth matching request it meets, from 1; `None` meets every one.
+    /// Number of the matching request that the fault meets, from 1. `None` meets every request.
     pub nth: Option<u64>,
     pub effect: FaultEffect,
 }
@@ -108,7 +108,7 @@ struct Armed {
     lifted: bool,
 }
 
-/// The faults of one server and what it was asked so far.
+/// The faults of one server, and the counts of its requests so far.
 #[derive(Debug, Default)]
 pub struct Faults {
     armed: Mutex<Vec<Armed>>,
@@ -116,31 +116,31 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Adds a fault; the number returned names it in [`Self::fired`].
+    /// Adds a fault, and returns its number for [`Self::fired`].
     pub fn add(&self, fault: Fault) -> usize {
         let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
         armed.push(Armed { fault, matched: 0, fired: 0, lifted: false });
         armed.len() - 1
     }
 
-    /// How often that fault took effect. A test that scripts one asserts that it did.
+    /// Returns how often a fault took effect. A test that scripts a fault asserts that it did.
     pub fn fired(&self, number: usize) -> u64 {
         self.armed.lock().unwrap_or_else(PoisonError::into_inner).get(number).map_or(0, |armed| armed.fired)
     }
 
-    /// From now on no fault added so far takes effect; what they did stays counted.
+    /// Lifts all faults added so far: from now on they have no effect. Their counts stay.
     pub fn lift(&self) {
         let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
         armed.iter_mut().for_each(|armed| armed.lifted = true);
     }
 
-    /// Whether requests are held: some fault does that, and was not lifted.
+    /// Whether requests are held, because a fault that holds them was not lifted.
     pub(super) fn hold(&self) -> bool {
         let armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
         armed.iter().any(|armed| armed.fault.effect == FaultEffect::HeldUntilLifted && !armed.lifted)
     }
 
-    /// Requests of that kind so far, failed ones included.
+    /// Returns the number of requests of that kind so far, failed ones included.
     pub fn requests(&self, operation: S3Operation) -> u64 {
         let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         requests.get(&operation).copied().unwrap_or(0)

@@ -43,7 +43,7 @@ pub struct S3Options {
     pub lists_uploads: bool,
     /// `true`: every write is refused with 403.
     pub read_only: bool,
-    /// `true`: the last part of each upload is lost when it is completed, and the answer says that all is well.
+    /// `true`: when an upload is completed, its last part is lost, and the answer reports success.
     pub loses_parts: bool,
 }
 
@@ -70,7 +70,7 @@ impl fmt::Debug for S3Options {
     }
 }
 
-/// A running server with one bucket; ends, with its bodies, when dropped.
+/// A running server with one bucket. Dropping it ends the server and removes its bodies.
 #[derive(Debug)]
 pub struct S3Server {
     pub endpoint: String,
@@ -110,22 +110,22 @@ impl S3Server {
         })
     }
 
-    /// The environment of a client, for a child process or for `StoreSettings::variables`.
+    /// Returns the environment of a client, for a child process or for `StoreSettings::variables`.
     pub fn env(&self) -> Vec<(String, String)> {
         env(&self.endpoint, &self.access_key, &self.secret)
     }
 
-    /// `s3://bucket/prefix`.
+    /// Returns `s3://bucket/prefix`.
     pub fn url(&self, prefix: &str) -> String {
         format!("s3://{}/{prefix}", self.bucket)
     }
 
-    /// Returns the encryption asked for when the key, with its prefix, was written: the algorithm and the key's id.
+    /// Returns the encryption that the writer of `key`, which includes the prefix, requested: the algorithm and the key's id.
     pub fn encryption_of(&self, key: &str) -> Option<String> {
         self.backend.encryption_of(key)
     }
 
-    /// Every object of the bucket below `prefix/`, as it lies there, by the rest of its key. No request is made.
+    /// Returns every object of the bucket below `prefix/`, as stored, by the rest of its key. Makes no request.
     pub fn objects(&self, prefix: &str) -> io::Result<BTreeMap<String, Bytes>> {
         'again: loop {
             let mut found = BTreeMap::new();
@@ -144,17 +144,17 @@ impl S3Server {
         }
     }
 
-    /// Multipart uploads neither completed nor aborted.
+    /// Returns the number of multipart uploads neither completed nor aborted.
     pub fn unfinished_uploads(&self) -> usize {
         self.backend.unfinished_uploads().len()
     }
 
-    /// The keys of multipart uploads neither completed nor aborted, sorted.
+    /// Returns the keys of multipart uploads neither completed nor aborted, sorted.
     pub fn unfinished_keys(&self) -> Vec<String> {
         self.backend.unfinished_uploads()
     }
 
-    /// A multipart upload whose writer died just after it was begun; `key` is the bucket's, with the prefix.
+    /// Begins a multipart upload and leaves it, as a writer that dies. `key` is the bucket's, with the prefix.
     pub fn leave_upload(&self, key: &str) {
         self.backend.begin_upload(key.to_owned());
     }
@@ -164,7 +164,7 @@ impl Served {
     /// Serves `backend` at the address and with the credentials of `options`.
     pub fn start(backend: impl S3, options: &S3Options, faults: Arc<Faults>) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        // Bound without blocking on the new runtime: the caller may be inside one of its own.
+        // The standard library binds, because the caller may be inside a runtime, where it must not block on another.
         let socket = std::net::TcpListener::bind(options.address)?;
         socket.set_nonblocking(true)?;
         let listener = {
@@ -181,7 +181,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Requests that a fault holds for ever must not hold the test.
+        // A request that a fault holds for ever must not delay the test's end.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

@@ -51,7 +51,7 @@ pub(super) async fn respond(
         }
         Some(FaultEffect::LateAfterTimeout(after_ms)) => {
             let request = whole(request, |_| ()).await?;
-            // Apart from this answer, which ends when the client goes away.
+            // A task of its own, because this answer ends when the client goes away.
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(after_ms)).await;
                 let _ = service.call(request).await;
@@ -79,7 +79,7 @@ pub(super) async fn respond(
         Some(FaultEffect::TimeoutAfter) => std::future::pending().await,
         Some(FaultEffect::DropConnection) => Err(dropped()),
         Some(FaultEffect::Status500After) => Ok(refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")),
-        // Another code than before the effect: clients that look for known codes in such a body know this one less.
+        // Differs from the code of `OkWithErrorBodyBefore`, because fewer clients look for this one in such a body.
         Some(FaultEffect::OkWithErrorBodyAfter) => Ok(refusal(StatusCode::OK, "ServiceUnavailable")),
         Some(FaultEffect::PreconditionFailedAfterSuccess) => {
             Ok(refusal(StatusCode::PRECONDITION_FAILED, "PreconditionFailed"))
@@ -102,12 +102,12 @@ pub(super) async fn respond(
     }
 }
 
-/// Takes one block of a body that is still on its way. Without one the body was empty, and there is nothing to wait for.
+/// Takes the first block of a body that is still arriving. If there is none, the body was empty.
 async fn first_block(body: &mut Incoming) {
     std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await;
 }
 
-/// The request with all of its body, changed.
+/// Reads all of a request's body, and returns the request with the body changed.
 async fn whole(request: Request<Incoming>, change: impl FnOnce(&mut [u8])) -> io::Result<Request<Body>> {
     let (parts, body) = request.into_parts();
     let mut bytes = collect(Body::from(body)).await?;

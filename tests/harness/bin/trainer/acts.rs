@@ -1,4 +1,4 @@
-//! System calls as a trainer makes them: shown on its page; a failure is reported to the auditor.
+//! System calls of a trainer. Each is shown on the trainer's page, and a failure is reported to the auditor.
 //!
 //! Owns: the order of events: `will` before the first call that changes a name, `is` after the last one returned.
 
@@ -13,7 +13,7 @@ use tidemark_tests::campaign::page::{Act, Page};
 
 use crate::calls;
 
-/// A failure that was reported, or that no auditor is left to hear: the trainer ends.
+/// A failure after which the trainer ends. The auditor has its report, or has died.
 #[derive(Debug)]
 pub(crate) struct Stop;
 
@@ -23,7 +23,7 @@ pub(crate) struct Trainer {
     pub(crate) dice: Dice,
     /// Rounds so far.
     pub(crate) round: u64,
-    /// The content of the logs of the kind `append`, as far as it was written.
+    /// Content written so far to the logs of the kind `append`.
     pub(crate) logs: Vec<Vec<u8>>,
     mount: PathBuf,
     folder: String,
@@ -34,7 +34,7 @@ impl Trainer {
         Self { page, dice: Dice::new(seed), round: 0, logs: vec![], mount, folder }
     }
 
-    /// A name in the trainer's folder, as the auditor calls it.
+    /// Returns the path of a name in the trainer's folder, as the auditor calls it.
     pub(crate) fn name(&self, name: &str) -> String {
         if name.is_empty() { self.folder.clone() } else { format!("{}/{name}", self.folder) }
     }
@@ -43,7 +43,7 @@ impl Trainer {
         self.mount.join(self.name(name))
     }
 
-    /// Makes a call and shows it on the page. Reports a failure to the auditor.
+    /// Makes a call and shows it on the page. If the call fails, reports that to the auditor.
     pub(crate) fn act<T>(
         &self,
         act: Act,
@@ -62,7 +62,7 @@ impl Trainer {
         })
     }
 
-    /// In one write, so that a killed trainer leaves no half line.
+    /// Prints an event in one write, so that a killed trainer leaves no half line.
     pub(crate) fn tell(&self, event: &Event) -> Result<(), Stop> {
         rustix::io::write(rustix::stdio::stdout(), event.line().as_bytes()).map(drop).map_err(|_| Stop)
     }
@@ -79,7 +79,7 @@ impl Trainer {
         self.act(Act::Mkdir, name, || fs::create_dir_all(self.place(name)))
     }
 
-    /// mkdir(2), which must make the directory: EEXIST would be a request that was executed twice.
+    /// Calls mkdir(2), which must make the directory. EEXIST would mean that the request was executed twice.
     pub(crate) fn folder(&self, name: &str) -> Result<(), Stop> {
         self.act(Act::Mkdir, name, || fs::create_dir(self.place(name)))
     }
@@ -92,7 +92,7 @@ impl Trainer {
         self.act(Act::Write, name, || file.write_all(bytes))
     }
 
-    /// Says what the file will hold, closes, and only then promises that.
+    /// Reports the content that the file will have, closes the file, and only then promises that content.
     pub(crate) fn close(&self, name: &str, file: File, holds: &[u8]) -> Result<(), Stop> {
         let holds = Holds::Whole(Bytes::of(holds));
         self.will(name, Some(holds.clone()))?;
@@ -100,7 +100,7 @@ impl Trainer {
         self.is(name, holds, By::Close)
     }
 
-    /// Syncs, and only then promises what is there so far.
+    /// Syncs the file, and only then promises the content so far.
     pub(crate) fn fsync(&self, name: &str, file: &File, so_far: &[u8]) -> Result<(), Stop> {
         self.act(Act::Fsync, name, || file.sync_all())?;
         self.is(name, Holds::Begins(Bytes::of(so_far)), By::Fsync)
@@ -119,7 +119,7 @@ impl Trainer {
         self.is(name, Holds::Absent, By::Unlink)
     }
 
-    /// No `will`: of a folder only its absence is ever promised.
+    /// Removes a folder without a `will` before it, because a folder's absence is the only promise about it.
     pub(crate) fn remove_folder(&self, name: &str) -> Result<(), Stop> {
         self.act(Act::Unlink, name, || fs::remove_dir(self.place(name)))?;
         self.is(name, Holds::Absent, By::Unlink)

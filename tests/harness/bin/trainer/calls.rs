@@ -8,18 +8,18 @@ use std::os::fd::IntoRawFd;
 
 use memmap2::{MmapMut, MmapOptions};
 
-/// close(2), whose error a dropped file keeps to itself.
+/// Calls close(2) and returns its error, which dropping a file would hide.
 pub(crate) fn close(file: File) -> io::Result<()> {
     let descriptor = file.into_raw_fd();
-    // SAFETY: the descriptor was the file's own, and nobody else has it.
+    // SAFETY: the descriptor was the file's own, and no other owner has it.
     match unsafe { libc::close(descriptor) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// A shared mapping of the whole file.
+/// Maps the whole file, shared.
 pub(crate) fn map(file: &File) -> io::Result<MmapMut> {
-    // SAFETY: the file is this trainer's own; nobody else writes or shortens it while it is mapped.
+    // SAFETY: only this trainer writes or shortens the file while it is mapped.
     unsafe { MmapOptions::new().map_mut(file) }
 }

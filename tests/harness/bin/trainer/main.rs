@@ -1,5 +1,5 @@
-//! A trainer of the crash campaign: a process that saves without end in one of eight ways, and reports to the auditor
-//! what it was promised.
+//! A trainer of the crash campaign: a process that saves without end in one of eight ways. To the auditor it reports
+//! each promise that it got.
 //!
 //! `tidemark-trainer KIND MOUNT FOLDER PAGE SEED` works in FOLDER, which is new, below MOUNT. The trainer shows its
 //! current call on PAGE and prints events. Owns: the ways of saving. Does not own: anything of the daemon. If a system
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         Ok(page) => page,
         Err(error) => return refuse(&format!("{page}: {error}")),
     };
-    // A campaign that is ended leaves no writer behind.
+    // The kernel kills the trainer with its parent, so that a campaign that ends leaves no writer behind.
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return refuse(&format!("prctl: {error}"));
     }

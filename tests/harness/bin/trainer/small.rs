@@ -1,6 +1,6 @@
-//! Saving many small files into a temporary directory, which is then renamed: one step of many parts.
+//! Saves a step of many parts: small files in a temporary directory, which is then renamed.
 //!
-//! Owns: the order. A promise about a step before its rename holds below the new name after it.
+//! Owns: the order of the calls. A promise made below the temporary name holds below the new name after the rename.
 
 use std::fs::OpenOptions;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::acts::{Stop, Trainer};
 
 const PARTS: u64 = 24;
 const PART_BYTES_MAX: u64 = 16 << 10;
-/// Older steps are removed, part by part, as a rotation does.
+/// Number of steps that are kept. Older steps are removed, part by part, as a rotation does.
 const STEPS_KEPT: u64 = 3;
 
 /// Saves a step: mkdir, parts, rename of the directory, and the removal of the step that is too old.
@@ -28,7 +28,7 @@ pub(crate) fn small(trainer: &mut Trainer) -> Result<(), Stop> {
         trainer.close(&name, file, &bytes)?;
     }
     trainer.rename(&building, &done)?;
-    // As long as it takes to train a little.
+    // Stands for some training between two saves.
     std::thread::sleep(Duration::from_millis(trainer.dice.within(5..60)));
     if let Some(old) = step.checked_sub(STEPS_KEPT) {
         for part in 0..PARTS {

@@ -17,12 +17,12 @@ const MIB: usize = 1 << 20;
 const KIB: u64 = 1 << 10;
 /// Names that a kind uses in turn.
 const RING: u64 = 3;
-/// Long enough in one write(2) to be met there.
+/// Size of a single write(2) that takes long enough for a kill to hit it.
 const BULK_BYTES: usize = 24 * MIB + 1;
 const BULK_RING: u64 = 2;
 /// Size from which a log starts over.
 const LOG_BYTES_MAX: usize = 2 * MIB;
-/// Alignment that O_DIRECT asks for, where it asks for any.
+/// Alignment that satisfies O_DIRECT wherever it demands one.
 const SECTOR_BYTES: usize = 4096;
 
 fn create() -> OpenOptions {
@@ -31,7 +31,7 @@ fn create() -> OpenOptions {
     options
 }
 
-/// Leaves some of the machine to the others; a trainer computes between two saves.
+/// Pauses as a trainer that computes between two saves, and so leaves processor time to other trainers.
 fn think(trainer: &mut Trainer) {
     std::thread::sleep(Duration::from_micros(trainer.dice.within(500..8_000)));
 }
@@ -47,7 +47,7 @@ fn ring(trainer: &mut Trainer, what: &str) -> Result<String, Stop> {
     Ok(name)
 }
 
-/// As torch.save: O_TRUNC, 1 MiB writes in order, close; now and then a sync in the middle.
+/// Saves as torch.save does: O_TRUNC, 1 MiB writes in order, close. Now and then, syncs in the middle.
 pub(crate) fn sequential(trainer: &mut Trainer) -> Result<(), Stop> {
     let name = ring(trainer, "state")?;
     let size_bytes = trainer.dice.within(2 * KIB * KIB..8 * KIB * KIB);
@@ -70,7 +70,7 @@ pub(crate) fn sequential(trainer: &mut Trainer) -> Result<(), Stop> {
     Ok(())
 }
 
-/// As torch.save of one large tensor: the whole file in one write.
+/// Saves as torch.save of one large tensor: the whole file in one write.
 pub(crate) fn bulk(trainer: &mut Trainer) -> Result<(), Stop> {
     let name = format!("bulk-{}.bin", trainer.round % BULK_RING);
     trainer.round += 1;
@@ -83,7 +83,7 @@ pub(crate) fn bulk(trainer: &mut Trainer) -> Result<(), Stop> {
     Ok(())
 }
 
-/// As safetensors and the wheel: the size first, then stores into a mapping, which is let go before or after the close.
+/// Saves as safetensors and the wheel do: sets the size, then stores into a mapping. Unmaps it before or after the close.
 pub(crate) fn mapped(trainer: &mut Trainer) -> Result<(), Stop> {
     let name = ring(trainer, "mapped")?;
     let size_bytes = trainer.dice.within(KIB * KIB..6 * KIB * KIB);
@@ -105,7 +105,7 @@ pub(crate) fn mapped(trainer: &mut Trainer) -> Result<(), Stop> {
         if trainer.dice.one_in(8)
             && let Some(file) = file.take()
         {
-            // Once it is closed, whatever is in it when the mapping goes is the file, a killed trainer's too.
+            // After the close, the file's content is whatever the mapping holds when it ends, even if the trainer is killed.
             trainer.will(&name, Some(Holds::Begins(Bytes::of(&[]))))?;
             trainer.act(Act::Close, &name, || calls::close(file))?;
         }
@@ -114,7 +114,7 @@ pub(crate) fn mapped(trainer: &mut Trainer) -> Result<(), Stop> {
         drop(mapping);
         Ok(())
     })?;
-    // The promise comes with the later of the two.
+    // The promise follows the later of unmap and close.
     match file {
         Some(file) => trainer.close(&name, file, &bytes)?,
         None => trainer.is(&name, Holds::Whole(Bytes::of(&bytes)), By::Close)?,
@@ -123,7 +123,7 @@ pub(crate) fn mapped(trainer: &mut Trainer) -> Result<(), Stop> {
     Ok(())
 }
 
-/// As all who write a temporary name: write, sync, rename over. Some names on the way, for more renames.
+/// Saves by a temporary name: write, sync, rename over the old file. Some saves rename through further names first.
 pub(crate) fn renaming(trainer: &mut Trainer) -> Result<(), Stop> {
     trainer.round += 1;
     let size_bytes = trainer.dice.within(KIB..256 * KIB);
@@ -144,7 +144,7 @@ pub(crate) fn renaming(trainer: &mut Trainer) -> Result<(), Stop> {
     Ok(())
 }
 
-/// As DeepSpeed: O_DIRECT, aligned.
+/// Saves as DeepSpeed does: O_DIRECT, aligned.
 pub(crate) fn direct(trainer: &mut Trainer) -> Result<(), Stop> {
     let name = ring(trainer, "direct")?;
     let parts = usize::try_from(trainer.dice.within(1..5)).expect("few");
@@ -164,7 +164,7 @@ pub(crate) fn direct(trainer: &mut Trainer) -> Result<(), Stop> {
     Ok(())
 }
 
-/// As a log: opened, appended to and closed for each record. A record that is there twice was executed twice.
+/// Writes a log: opens, appends and closes for each record. A record that is there twice was executed twice.
 pub(crate) fn append(trainer: &mut Trainer) -> Result<(), Stop> {
     let count = usize::try_from(RING).expect("few");
     if trainer.logs.is_empty() {
@@ -189,7 +189,7 @@ pub(crate) fn append(trainer: &mut Trainer) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Files that are removed, some while they are open: their bytes stay for who has them open.
+/// Removes files, some while they are open. Their bytes must stay readable until the file is closed.
 pub(crate) fn unlinking(trainer: &mut Trainer) -> Result<(), Stop> {
     let name = format!("passing-{}.bin", trainer.round % RING);
     trainer.round += 1;
