@@ -374,7 +374,7 @@ impl Daemon {
         self.home.path().join("tier3")
     }
 
-    /// Makes a directory on the same disk, for files that a test puts aside. It is removed with the daemon.
+    /// Makes a directory on the same disk, for files that a test puts aside. Dropping the daemon removes the directory.
     pub fn scratch(&self, name: &str) -> PathBuf {
         let dir = self.home.path().join("scratch").join(name);
         fs::create_dir_all(&dir).expect("a scratch directory");

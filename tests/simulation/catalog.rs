@@ -1,7 +1,7 @@
-//! Answering for names, and taking in what nodes publish, as control's `catalog::{look, take, whereabouts}` do.
+//! The catalog: answers for names, and applies what nodes publish, as control's `catalog::{look, take, whereabouts}` do.
 //!
-//! Owns: whom to ask first, what a publication means for the tree and the leases, who has which bytes. Does not own: who may have
-//! what (protocol), members (`coordinator`).
+//! Owns: which node to ask first, the effect of a publication on the tree and the leases, which node has which bytes. Does not
+//! own: which node may have a lease (protocol), members (`coordinator`).
 
 use super::exec::within;
 use super::network::{Answer, From, Refused};
@@ -20,12 +20,12 @@ use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::Standing;
 
 use super::coordinator::{Catalog, NODE_DEADLINE, State};
-/// Nodes asked one after the other for one answer.
+/// Most nodes that are asked in turn for one answer.
 const ROUNDS_MAX: usize = 16;
 const TAKE_BACK_AGAIN: Duration = Duration::from_millis(500);
 
 impl Catalog {
-    // Answering.
+    // Answers.
 
     pub(crate) async fn answer(self: &Rc<Self>, from: From, message: ToCoordinator) -> Answer {
         if self.is_closed() {
@@ -142,7 +142,7 @@ impl Catalog {
         Some(member.life.node.clone())
     }
 
-    /// Has a node publish, once it is done with `name`, and give a directory back where `release`.
+    /// Makes a node publish, once it is done with `name`. With `release`, the node also gives the directory back.
     pub(crate) async fn recall(
         self: &Rc<Self>,
         holder: &NodeName,
@@ -181,7 +181,7 @@ impl Catalog {
         }
     }
 
-    // Taking in.
+    // Publications.
 
     fn take(&self, from: &NodeLife, publication: &Publication) -> Published {
         let now_ns = self.node.now_ns();
@@ -215,7 +215,7 @@ impl Catalog {
             {
                 continue;
             }
-            // Where it has its own file now, it says better than who keeps a copy from before.
+            // The home knows its file's present path better than a node with an older copy.
             if publication.whole
                 && !state.has_told.contains(&home)
                 && let Some(facts) = file_of(&told).filter(|facts| facts.file.incarnation == home)
@@ -247,7 +247,7 @@ impl Catalog {
             state.telling.entry(home).or_default().extend(files);
             if publication.last {
                 let all = state.telling.remove(&home).unwrap_or_default();
-                // Files that this node no longer has may still stand in the tree, because other nodes reported them.
+                // Files that the publishing node no longer has may still be in the tree, because other nodes reported them.
                 let gone: Vec<_> = tree
                     .paths
                     .iter()
@@ -261,7 +261,7 @@ impl Catalog {
                 state.has_told.insert(home);
             }
         } else if last.is_none() {
-            // The first publication is all that this node has.
+            // If this is the publishing node's first publication, it has everything.
             state.told_names.insert(home);
         }
         state.published.insert(from.clone(), publication.number);
@@ -350,7 +350,7 @@ impl Catalog {
         self.take_copies(&self.node.memory.life, &Copies { whole: true, kept, dropped: Vec::new() });
     }
 
-    /// Nodes that live and have the sealed bytes, besides those that say it of themselves only.
+    /// Returns the living nodes that have the sealed bytes: the file's home, then the nodes that reported a copy.
     pub(crate) fn suppliers(&self, file: FileId, seal: SealNumber) -> Vec<NodeName> {
         let home = self.name_of(file.incarnation);
         let state = self.state.borrow();
@@ -364,7 +364,7 @@ impl Catalog {
         home.into_iter().chain(holders).collect()
     }
 
-    /// Whether a member that lives, besides its home, keeps a copy.
+    /// Whether a living member other than the file's home keeps a copy.
     pub(crate) fn is_copied(&self, file: FileId, seal: SealNumber) -> bool {
         let home = self.name_of(file.incarnation);
         self.suppliers(file, seal).iter().any(|name| Some(name) != home.as_ref())
@@ -378,7 +378,7 @@ impl Catalog {
         Whereabouts { facts, suppliers: suppliers.collect() }
     }
 
-    /// Tells everybody what is in Tier-3.
+    /// Notifies every node of objects in Tier-3.
     pub(crate) fn tell_objects(self: &Rc<Self>, objects: &[(FileId, SealNumber, wire::Object)]) {
         self.node.in_tier3(objects);
         for to in 0..self.node.world.machines.len() {
@@ -437,7 +437,7 @@ impl State {
     }
 }
 
-/// Applies a state, unless another file has its name: only operations take a name from a file.
+/// Applies a state, unless another file has its name, because only operations take a name from a file.
 pub(crate) fn take_if_free(tree: &mut super::tree::Tree, told: &NodeState, home: Incarnation) {
     let Some(facts) = file_of(told) else { return tree.take_state(told, home) };
     let taken = match tree.names.get(&told.path) {
@@ -473,7 +473,7 @@ pub(crate) fn home_of(told: &NodeState) -> Option<Incarnation> {
     file_of(told).map(|facts| facts.file.incarnation)
 }
 
-/// The life whose file it is, where it is not sealed.
+/// Returns the life of the file's home, unless the file is sealed.
 fn unsettled_home(found: &NodeState) -> Option<Incarnation> {
     let facts = file_of(found)?;
     (!matches!(facts.state, WireState::Sealed { .. })).then_some(facts.file.incarnation)

@@ -32,7 +32,7 @@ use tidemark_protocol::membership::{
 };
 use tidemark_protocol::placement::{Placement, PlacementVersion, Rules, place};
 
-/// How long the coordinator waits for a node that has to publish before another node gets its answer.
+/// Longest wait of the coordinator for a node that must publish before another node gets its answer.
 pub(crate) const NODE_DEADLINE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Catalog {
@@ -41,7 +41,7 @@ pub(crate) struct Catalog {
     pub(crate) state: RefCell<State>,
     pub(crate) books: RefCell<Books>,
     closed: Cell<bool>,
-    /// The end of the lease, counted from sending.
+    /// End of the lease, counted from the moment when the last renewal was sent.
     pub(crate) until: Cell<Duration>,
     carrying: Turn,
 }
@@ -72,7 +72,7 @@ impl Catalog {
         let name = node.memory.life.node.clone();
         let patience = Patience { cutoff_ms: 30_000, for_good_ms: 20_000 };
         let mut stored = stored;
-        // Another life of this node's name has ended: this one has its place.
+        // Another life of this node's name has ended. The present life has its place.
         stored.members.retain(|listed| listed.life.node != name);
         let now_ms = node.world.now_ms();
         let membership = Membership::new(epoch, name, true, stored, patience, now_ms);
@@ -163,7 +163,7 @@ impl Catalog {
         taken
     }
 
-    /// Carries out what the rules decided, in order; the list of members is durable before what follows from it.
+    /// Carries out what the rules decided, in order. The list of members is durable before the commands that follow from it.
     async fn carry_out(self: Rc<Self>) {
         let _turn = self.carrying.take().await;
         loop {
@@ -227,7 +227,7 @@ impl Catalog {
         self.tell_members();
     }
 
-    /// A life is gone: its leases are free, and its files are known from who keeps copies of them.
+    /// Ends a life: frees its leases, and knows its files only from the nodes that keep copies of them.
     fn ended(&self, node: &NodeName, life: Incarnation) {
         let mut state = self.state.borrow_mut();
         state.leases.gone(node);
@@ -255,7 +255,7 @@ impl Catalog {
             labels: BTreeMap::new(),
             gone: matches!(member.standing, Standing::Gone { .. }),
             partners: partners.get(&member.life.node).copied().flatten().cloned().into_iter().collect(),
-            // For people, of whom there are none here.
+            // Only people read this field.
             standing: wire::Standing::default(),
             since_ms: 0,
             why: String::new(),
@@ -268,7 +268,7 @@ impl Catalog {
     fn tell_members(self: &Rc<Self>) {
         self.state.borrow_mut().number += 1;
         let members = self.members();
-        // Each time the whole: what two lists differ in is `protocol::cluster::members`, and has tests of its own.
+        // The whole list is sent each time. The difference of two lists has tests of its own, in `protocol::cluster::members`.
         let change = members.since(&Members::default());
         self.node.take_members(members.clone());
         for member in
@@ -300,7 +300,7 @@ impl Catalog {
     }
 
     pub(crate) fn heard(self: &Rc<Self>, heard: Heard) {
-        // A late answer counts for nothing.
+        // A late answer is refused, and has no effect.
         let _refused = self.step(Event::Heard(heard));
     }
 
@@ -321,7 +321,7 @@ impl Catalog {
             state.told_copies.remove(&incarnation);
             state.told_names.remove(&incarnation);
         }
-        // Nothing follows from it before it is durable.
+        // The join has no effect before it is durable.
         Rc::clone(self).carry_out().await;
         let published = self.state.borrow().published.get(&from.life).copied();
         let coordinator = self.node.memory.life.node.clone();
@@ -342,7 +342,7 @@ impl Catalog {
         format!("Tier-3 listed {}; {members}", state.is_tier3_listed)
     }
 
-    /// Whether a name that is not known is not there.
+    /// Whether every name is known, so that an unknown name does not exist.
     pub(crate) fn knows_all(&self) -> bool {
         let state = self.state.borrow();
         state.is_tier3_listed

@@ -1,7 +1,7 @@
-//! Checkpoints: when one is complete, and its way to Tier-3, as the engine's node loop does on the coordinator.
+//! Checkpoints: when each is complete, and its upload to Tier-3, as the engine's node loop does on the coordinator.
 //!
-//! Owns: looking at what the tree holds, the versions of each checkpoint and their jobs, going on with what an older coordinator
-//! left. Does not own: the writes (`save`), the rules (protocol).
+//! Owns: the search for checkpoints in the tree, the versions of each checkpoint and their jobs, going on with what an older
+//! coordinator left. Does not own: the writes (`save`), the rules (protocol).
 
 use super::coordinator::Catalog;
 use super::save::SaveError;
@@ -28,12 +28,12 @@ use tidemark_protocol::visibility::Content;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_secs(1);
-/// Versions on their way at once.
+/// Most versions in flight at once.
 const IN_FLIGHT_MAX: usize = 2;
 
 /// The job's own rule: ranks write, and one of them writes a marker after a barrier. The rule also states that each rank writes a
-/// file. A node that is lost, or cannot be heard, may have written a file that no other node knows of. Without that statement the
-/// marker alone would prove that all files are there.
+/// file, since a node that is lost or unreachable may have written a file that no other node knows of. Without that statement,
+/// the marker alone would prove that all files are there.
 static RULES: LazyLock<Rules> = LazyLock::new(|| {
     let some = |text: &str| Some(text.to_owned());
     let rule = RuleSpec {
@@ -50,7 +50,7 @@ static RULES: LazyLock<Rules> = LazyLock::new(|| {
 
 type Contents = BTreeMap<RelPath, (FileId, SealNumber)>;
 
-/// All that is known of checkpoints.
+/// The coordinator's knowledge of checkpoints.
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     books: BTreeMap<CheckpointId, BTreeMap<Version, Known>>,
@@ -67,7 +67,7 @@ struct Known {
 }
 
 impl Books {
-    /// The processes of a life ended with it.
+    /// Records that all processes of a life have ended.
     pub(crate) fn end_fates(&mut self, life: Incarnation) {
         self.ended.insert(life);
     }
@@ -78,7 +78,7 @@ impl Books {
 }
 
 impl Catalog {
-    /// Looks at checkpoints until the term ends.
+    /// Examines checkpoints until the term ends.
     pub(crate) async fn decide(self: Rc<Self>) {
         while !self.is_closed() {
             if !self.state.borrow().is_tier3_listed && self.recover().await.is_err() {
@@ -92,7 +92,7 @@ impl Catalog {
         }
     }
 
-    /// Goes on with what Tier-3 has.
+    /// Recovers the versions that Tier-3 has, and goes on with them.
     async fn recover(self: &Rc<Self>) -> Result<(), SaveError> {
         self.make_sure_of_epoch().await.inspect_err(|error| {
             if *error == SaveError::Fenced {
@@ -253,7 +253,7 @@ impl Catalog {
         }
     }
 
-    /// The lives whose files these are. Each is or was a member.
+    /// Returns the lives whose files these are. Each is or was a member.
     fn participants(&self, present: &Contents) -> Vec<NodeLife> {
         let lives: BTreeSet<Incarnation> = present.values().map(|(file, _)| file.incarnation).collect();
         let name = |life: Incarnation| {
@@ -273,7 +273,8 @@ impl Catalog {
         }
     }
 
-    /// Every file has two places, as far as is known here: then it is said, and must be so.
+    /// Claims that a checkpoint is replicated if every file has two places, as far as this coordinator knows. The truth checks
+    /// the claim.
     fn replicated(&self, present: &Contents) {
         let is_twice = |(file, seal): &(FileId, SealNumber)| {
             self.is_copied(*file, *seal) && self.suppliers(*file, *seal).len() > 1
@@ -418,7 +419,7 @@ impl Catalog {
         }
     }
 
-    /// The directories whose newest contents are committed, as this coordinator knows it.
+    /// Returns the directories that have a committed version, as far as this coordinator knows.
     pub(crate) fn committed(&self) -> BTreeSet<Vec<u8>> {
         let books = self.books.borrow();
         let committed = |versions: &BTreeMap<Version, Known>| {

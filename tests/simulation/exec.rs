@@ -1,9 +1,9 @@
-//! Tasks on one thread and a clock that nobody waits for.
+//! Tasks on one thread, and a simulated clock.
 //!
 //! Owns: the choice of the next task (by the seed), time, and the tasks of a node that dies or stands still. Does not
 //! own: the work of the tasks.
 //!
-//! Time moves only when no task can go on: to the next moment that a task waits for.
+//! Time moves only when no task can go on. Then it jumps to the next moment that a task waits for.
 
 use super::rng::Rng;
 use std::cell::{Cell, RefCell};
@@ -18,10 +18,10 @@ use std::time::Duration;
 
 type Work = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Tasks at a time: far more than a cluster of nine has; more means that something makes them without end.
+/// Most tasks at a time, far more than a cluster of nine needs. More mean that something spawns without end.
 pub(crate) const TASKS_MAX: usize = 20_000;
 
-/// Owner of a task. The world's tasks go on when a node dies, for example a request that is on its way.
+/// Owner of a task. The world's tasks, for example a request in flight, go on when a node dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {
     World,
@@ -34,7 +34,7 @@ struct Task {
     waker: Waker,
 }
 
-/// Puts its task among those that can go on.
+/// Waker that puts its task among those that can go on.
 struct Wakes {
     task: u64,
     queued: AtomicBool,
@@ -81,7 +81,7 @@ impl Exec {
         }
     }
 
-    /// Since the world began. Every node's monotonic clock; walls differ.
+    /// Returns the time since the world began, which is every node's monotonic clock. Their wall clocks differ.
     pub(crate) fn now(&self) -> Duration {
         self.now.get()
     }
@@ -103,7 +103,7 @@ impl Exec {
         assert!(tasks.len() <= TASKS_MAX, "{} tasks at once: something makes them without end", tasks.len());
     }
 
-    /// Ends all that a node does.
+    /// Ends all tasks of a node.
     pub(crate) fn kill(&self, node: usize) {
         let mut tasks = self.tasks.borrow_mut();
         let ids: Vec<u64> = tasks
@@ -118,14 +118,14 @@ impl Exec {
         drop(dead);
     }
 
-    /// Ends everything, so that what holds the world lets go of it.
+    /// Ends all tasks and timers, so that their references to the world are dropped.
     pub(crate) fn end(&self) {
         let all = std::mem::take(&mut *self.tasks.borrow_mut());
         let timers = std::mem::take(&mut *self.timers.borrow_mut());
         drop((all, timers));
     }
 
-    /// The node stands still: nothing of it goes on, and its memory stays.
+    /// Stops all tasks of a node, but keeps them and its memory.
     pub(crate) fn pause(&self, node: usize) {
         self.paused.borrow_mut().insert(node);
     }
@@ -136,7 +136,7 @@ impl Exec {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner).extend(parked);
     }
 
-    /// Runs one ready task, or else lets time pass. Returns false when neither is possible before `until`.
+    /// Runs a ready task, or else lets time pass. Returns false if neither is possible before `until`.
     pub(crate) fn step(&self, rng: &Rng, until: Duration) -> bool {
         let chosen = {
             let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
@@ -196,7 +196,7 @@ impl Exec {
     }
 }
 
-/// Resolves at a moment.
+/// Future that resolves at a moment.
 pub(crate) struct Sleep {
     exec: Rc<Exec>,
     at: Duration,
@@ -227,7 +227,7 @@ impl Drop for Sleep {
     }
 }
 
-/// Whichever is first; `None` when the time was.
+/// Runs `work` for at most `most`. Returns `None` if the time ends first.
 pub(crate) async fn within<T>(exec: &Rc<Exec>, most: Duration, work: impl Future<Output = T>) -> Option<T> {
     let mut sleep = exec.sleep_until(exec.now() + most);
     let mut work = std::pin::pin!(work);
@@ -240,7 +240,7 @@ pub(crate) async fn within<T>(exec: &Rc<Exec>, most: Duration, work: impl Future
     .await
 }
 
-/// Wakes all who wait for a change.
+/// Signal that wakes all tasks that wait for a change.
 #[derive(Debug, Default)]
 pub(crate) struct Signal(RefCell<Vec<Waker>>);
 
@@ -264,14 +264,14 @@ impl Signal {
     }
 }
 
-/// A lock: one task at a time.
+/// A lock that one task holds at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
     taken: Cell<bool>,
     left: Signal,
 }
 
-/// Held until dropped.
+/// Guard that holds the lock until dropped.
 #[derive(Debug)]
 pub(crate) struct Held<'a>(&'a Turn);
 

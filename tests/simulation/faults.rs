@@ -60,7 +60,7 @@ impl Fault {
     }
 }
 
-/// Clocks are wrong by minutes and hours from the beginning.
+/// Sets wall clocks wrong by minutes and hours from the beginning.
 pub(crate) fn skew_clocks(world: &World) {
     const HOUR_NS: i64 = 3_600_000_000_000;
     for machine in &world.machines {
@@ -69,7 +69,7 @@ pub(crate) fn skew_clocks(world: &World) {
     }
 }
 
-/// Until all is calm: something goes wrong, and some time later is well again.
+/// Causes faults until all is calm. Each fault ends some time later.
 pub(crate) async fn trouble(world: Rc<World>, every: Duration) {
     loop {
         world.sleep(world.rng.between(every / 4, every * 2)).await;
@@ -170,8 +170,8 @@ async fn strike(world: Rc<World>, fault: Fault, machine: usize, lasts: Duration)
     }
 }
 
-/// Stops and cuts off the coordinator, and keeps every other node from its role, until all is calm. Returns the
-/// machine.
+/// Stops and cuts off the coordinator, and keeps every other node from the coordinator role, until all is calm. Returns
+/// the coordinator's machine.
 pub(crate) fn take_the_seat_away(world: &World) -> usize {
     let seat = coordinator(world).expect("somebody decides").node.machine;
     world.note(|| format!("n{seat} had the seat, and nobody has it now"));
@@ -187,14 +187,14 @@ pub(crate) fn take_the_seat_away(world: &World) -> usize {
     seat
 }
 
-/// A daemon where there is none.
+/// Starts a daemon on a machine that has none.
 fn begin(world: &Rc<World>, machine: usize) {
     if world.machines[machine].daemon.borrow().is_none() {
         world.start(machine);
     }
 }
 
-/// Everything is well from now on.
+/// Ends all faults, and starts a daemon on every machine that has none.
 pub(crate) fn calm(world: &Rc<World>) {
     world.calm.set(true);
     world.network.heal_all();

@@ -1,7 +1,7 @@
 //! The calls of processes on the mount of their node.
 //!
-//! Owns: what a call does once there is leave, replies that outlive a daemon, what a call means when the daemon dies in it. Does
-//! not own: the leave (`names`).
+//! Owns: the effect of a call that has leave, replies that outlive a daemon, the meaning of a call during which the daemon
+//! dies. Does not own: the leave (`names`).
 
 use super::exec::{Owner, Signal, within};
 use super::names::{Access, Errno};
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tidemark_protocol::cluster::wire::{WireFate, WriterFact};
 use tidemark_protocol::id::{FileId, Incarnation};
 
-/// How long a change that other nodes must know of waits until the coordinator has heard it.
+/// Longest wait until the coordinator has a change that other nodes must know of.
 const ORDERED_WAIT: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone)]
@@ -43,7 +43,7 @@ impl std::fmt::Display for Call {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Done {
     Nothing,
-    /// `in_outage`: made without a coordinator.
+    /// A file; `in_outage` if it was made or found without a coordinator.
     File {
         file: FileId,
         in_outage: bool,
@@ -60,7 +60,7 @@ pub(crate) enum Failure {
 
 pub(crate) type Told = Result<Done, Errno>;
 
-/// A process of a job, or any other.
+/// A process, of a job or not.
 #[derive(Clone)]
 pub(crate) struct Process {
     pub(crate) world: Rc<World>,
@@ -70,7 +70,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// On a machine that has memory.
+    /// Starts a process on a machine. Returns `None` if the machine has no memory, because its node is lost.
     pub(crate) fn on(
         world: &Rc<World>,
         machine: usize,
@@ -96,7 +96,7 @@ impl Process {
         memory.as_ref().is_some_and(|memory| memory.life.incarnation == self.life)
     }
 
-    /// Makes a call. If a daemon dies during the call, the next daemon is asked again.
+    /// Makes a call. If the daemon dies during the call, repeats it at the next daemon.
     pub(crate) async fn call(&self, call: Call) -> Result<Done, Failure> {
         let done = self.calls(call.clone()).await;
         if !matches!(call, Call::Look(_)) || done.is_err() {
@@ -135,7 +135,7 @@ impl Process {
         }
     }
 
-    /// Bytes go past the daemon.
+    /// Writes a chunk, which goes past the daemon.
     pub(crate) fn write(&self, file: FileId, content: u64) -> Result<(), Failure> {
         let memory = self.world.machines[self.machine].memory.borrow().clone();
         let memory = memory.filter(|_| self.is_alive()).ok_or(Failure::Died)?;
@@ -143,7 +143,7 @@ impl Process {
         Ok(())
     }
 
-    /// The process ends, as the kernel tells its node.
+    /// Ends the process, as its node learns from the kernel.
     pub(crate) fn ends(&self, fate: WireFate) {
         let memory = self.world.machines[self.machine].memory.borrow().clone();
         if let Some(memory) = memory.filter(|_| self.is_alive()) {
@@ -164,7 +164,7 @@ impl Node {
     async fn serve(self: &Rc<Self>, id: u64, call: Call, writer: WriterFact) -> Told {
         let before = self.memory.replies.borrow().get(&id).copied();
         if let Some(done) = before {
-            // An earlier daemon did this without answering. Other nodes are notified now, if they must know of it.
+            // An earlier daemon carried out the call without answering. If other nodes must know of the change, it is published now.
             if let Call::Create { exclusive: true, .. } | Call::Rename { .. } | Call::Unlink(_) = call {
                 self.ordered().await?;
             }
@@ -195,7 +195,7 @@ impl Node {
                 let guard = self.enter(access(&path, false)).await?;
                 let made = self.memory.tree.borrow().directory(&path).is_none();
                 self.memory.tree.borrow_mut().make_directory(&path);
-                // A file made during an outage may be another node's too.
+                // A directory made during an outage may exist at another node too.
                 if made && !guard.in_outage {
                     self.made(&path);
                 }
@@ -275,7 +275,7 @@ impl Node {
         }
     }
 
-    /// Looks at each directory on the way, as a kernel that caches no names does.
+    /// Looks up each directory of the path, as a kernel that caches no names does.
     async fn walk(self: &Rc<Self>, path: &[u8]) -> Result<(), Errno> {
         let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
         for at in slashes {
@@ -289,8 +289,8 @@ impl Node {
         Ok(())
     }
 
-    /// Publishes this node's changes before the caller gets its answer. If that fails for too long, the result is uncertain:
-    /// EIO.
+    /// Publishes this node's changes before the caller gets its answer. If that fails for too long, returns EIO, because
+    /// the result is uncertain.
     async fn ordered(self: &Rc<Self>) -> Result<(), Errno> {
         let until = self.world.now() + ORDERED_WAIT;
         while self.publish().await.is_err() {

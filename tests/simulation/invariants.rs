@@ -1,7 +1,7 @@
 //! The promises, and the true state to compare with.
 //!
-//! Owns: the truth about names, saves, copies and Tier-3, as an observer of all machines knows it; the promises, each checked
-//! when something happens that could break it. Does not own: what happens.
+//! Owns: the truth about names, saves, copies and Tier-3, as known to an observer of all machines. Owns also the promises:
+//! each is checked when an event could break it. Does not own: the events.
 //!
 //! A promise does not cover a name that no living node could know, because every witness is lost or was declared gone.
 
@@ -18,17 +18,17 @@ use tidemark_protocol::manifest::{Manifest, ValidatedManifest};
 use tidemark_protocol::marker::{Decision, Marker};
 use tidemark_protocol::record::Record;
 
-/// How long a dead node is believed in at most: until it is declared gone, also if it is cut off.
+/// Longest time that a dead node counts as living, until it is declared gone, also if it is cut off.
 const BELIEVED: Duration = Duration::from_secs(45);
 
 /// The file that is known to have a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stands {
     pub(crate) file: FileId,
-    /// Lives that know of it.
+    /// Lives that know of the file.
     witnesses: BTreeSet<Incarnation>,
     epoch: Option<Epoch>,
-    /// Made without a coordinator; published later.
+    /// Whether the file was made without a coordinator, and is published later.
     in_outage: bool,
 }
 
@@ -36,9 +36,9 @@ pub(crate) struct Stands {
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Name {
     pub(crate) stands: Option<Stands>,
-    /// Changes under way now.
+    /// Number of changes under way now.
     busy: u32,
-    /// A change failed, and it may have happened.
+    /// Whether a change failed that may have taken effect.
     doubtful: bool,
     changes: u64,
     removed_in: Option<Epoch>,
@@ -49,9 +49,9 @@ pub(crate) struct Name {
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Saved {
     pub(crate) files: BTreeMap<Vec<u8>, (FileId, Vec<u64>)>,
-    /// Every rank's close was called, and the marker's.
+    /// Whether the close of every rank's file, and of the marker, was called.
     pub(crate) is_whole: bool,
-    /// The marker's close returned.
+    /// Whether the close of the marker returned.
     pub(crate) is_done: bool,
 }
 
@@ -61,9 +61,10 @@ pub(crate) struct Truth {
     pub(crate) saved: BTreeMap<Vec<u8>, Saved>,
     lives: BTreeMap<Incarnation, NodeName>,
     lost: BTreeMap<Incarnation, Duration>,
-    /// Declared gone, and not yet back: such a node goes on by itself in directories that it had alone, which are others' now.
+    /// Lives declared gone and not yet back. Such a node goes on by itself in directories that it had alone, although other
+    /// nodes may have them now.
     given_up: BTreeSet<Incarnation>,
-    /// Until when each was.
+    /// For each life that is back, the end of the time for which it was declared gone.
     given_up_until: BTreeMap<Incarnation, Duration>,
     /// The newest epoch in Tier-3.
     fence: Epoch,
@@ -98,7 +99,7 @@ impl Truth {
     pub(crate) fn given_up(&mut self, life: Incarnation) {
         self.given_up.insert(life);
         for name in self.names.values_mut() {
-            // A file that no other node heard of loses against a file made meanwhile.
+            // A file that no other node knows of loses against a file made meanwhile.
             if let Some(stands) = &mut name.stands
                 && stands.witnesses.iter().all(|witness| *witness == life)
             {
@@ -116,7 +117,7 @@ impl Truth {
         }
     }
 
-    /// Whether it was declared gone at any time since.
+    /// Whether a life was declared gone at any time since `since`.
     fn was_given_up(&self, life: Incarnation, since: Duration) -> bool {
         self.given_up.contains(&life) || self.given_up_until.get(&life).is_some_and(|until| *until >= since)
     }
@@ -150,7 +151,7 @@ impl Truth {
         });
     }
 
-    /// A change failed, and whether it took effect may be unknown.
+    /// Records that a change failed. Unless `is_known`, it may have taken effect.
     pub(crate) fn unchanged(&mut self, path: &[u8], is_known: bool) {
         let name = self.names.entry(path.to_vec()).or_default();
         name.busy -= 1;
@@ -168,7 +169,7 @@ impl Truth {
         })
     }
 
-    /// A publication was taken in: its names have another witness.
+    /// Records that the coordinator applied a publication: the coordinator is now a witness of its names.
     pub(crate) fn published(
         &mut self,
         home: Incarnation,
@@ -189,7 +190,7 @@ impl Truth {
         }
     }
 
-    /// Whether a node that can be asked knows of it.
+    /// Whether a node that can be asked knows of the file.
     fn is_known(&self, world: &World, path: &[u8], stands: &Stands, since: Duration) -> bool {
         let Some(coordinator) = coordinator(world) else { return false };
         let copies = world.machines.iter().filter_map(|machine| {
@@ -205,7 +206,7 @@ impl Truth {
         })
     }
 
-    /// A look-up on a node ended.
+    /// Checks the result of a look-up on a node.
     pub(crate) fn looked(
         &mut self,
         world: &World,
@@ -258,9 +259,9 @@ impl Truth {
         }
     }
 
-    /// An exclusive create was acknowledged.
+    /// Checks an acknowledged exclusive create: no other process may have created the name.
     pub(crate) fn won(&mut self, world: &World, path: &[u8], file: FileId, began: Duration) {
-        // In a directory that it had alone it goes on without asking, and does not know that it is another's now.
+        // A node that was declared gone goes on without asking in a directory that it had alone. Another node may have it now.
         if self.was_given_up(file.incarnation, began) {
             world.count("exclusive create at a node that was declared gone, which is not judged");
             return;
@@ -299,7 +300,7 @@ impl Truth {
         }
     }
 
-    /// Records the coordinator's claim that all of these are in two places: whichever node is lost next, each is still in one.
+    /// Checks the coordinator's claim that each of these files is in two places, so that it survives the loss of any one node.
     pub(crate) fn replicated(
         &mut self,
         world: &World,
@@ -333,7 +334,7 @@ impl Truth {
 
     // Tier-3.
 
-    /// Something is there now.
+    /// Checks an object that was created in Tier-3.
     pub(crate) fn created(&mut self, world: &World, key: &str, epoch: Epoch, by: Incarnation) {
         self.checked += 1;
         match key.parse::<Key>() {
@@ -439,7 +440,7 @@ impl Truth {
         }
     }
 
-    /// A coordinator knows this to be the newest committed version.
+    /// Checks the newest committed version that a coordinator knows, which must never move back.
     pub(crate) fn watermark(&mut self, world: &World, newest: &Record) {
         self.checked += 1;
         let now = (newest.version.timeline, newest.completed_at_ns, newest.step);
@@ -461,7 +462,7 @@ fn epoch_of(world: &World) -> Option<Epoch> {
     coordinator(world).map(|catalog| catalog.epoch)
 }
 
-/// The coordinator that has the lease now.
+/// Returns the coordinator that has the lease now.
 pub(crate) fn coordinator(world: &World) -> Option<std::rc::Rc<super::coordinator::Catalog>> {
     let holder = world.lease.holder(world.now())?;
     match world.daemon(holder.machine)?.seat.borrow().clone() {
@@ -476,10 +477,10 @@ fn not_whole(world: &World, what: &str) -> ! {
     world.broken("what is committed is whole, and all of it is in Tier-3 (P1, P4)", what)
 }
 
-/// Whether everything that was saved and is not lost is committed, and whatever is sealed has a copy where it should.
+/// Checks that every save that is not lost is committed, and that every sealed file has its copy at the partner.
 ///
 /// # Errors
-/// What is not yet as it should be.
+/// Describes the first thing that is not yet so.
 pub(crate) fn is_together(world: &World) -> Result<(), String> {
     let catalog = coordinator(world).ok_or("nobody coordinates")?;
     if !catalog.knows_all() {
@@ -497,7 +498,7 @@ pub(crate) fn is_together(world: &World) -> Result<(), String> {
                 let memory = machine.memory.borrow();
                 memory.as_ref().is_some_and(|memory| has(memory, *file, content))
             });
-            // Copies alone do not show when the file was written: their times are of a clock that is gone.
+            // Copies alone do not show when the file was written, because the clock of their times is gone.
             let home = world.machine_of(file.incarnation).is_some();
             known && somewhere && home
         };

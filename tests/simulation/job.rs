@@ -1,4 +1,4 @@
-//! The cluster's workload: training that saves, and other processes that make, rename, remove and look.
+//! The cluster's workload: training that saves, and other processes that make, rename, remove and look up files.
 //!
 //! Owns: the processes, and reporting each call's promise to the truth. Does not own: the calls (`files`), the
 //! promises (`invariants`).
@@ -13,15 +13,15 @@ use std::time::Duration;
 use tidemark_protocol::cluster::wire::WireFate;
 use tidemark_protocol::id::{Epoch, FileId};
 
-/// Time to write one chunk.
+/// Shortest time to write a chunk.
 const WRITE_LEAST: Duration = Duration::from_millis(2);
 const WRITE_MOST: Duration = Duration::from_millis(60);
-/// Ranks of a thousand that are killed while they save.
+/// Number of ranks in a thousand that are killed while they save.
 const KILLED: u64 = 20;
-/// From a rank to the one that writes the marker.
+/// Time between a rank's arrival at the barrier and the rank that writes the marker.
 const BARRIER: Duration = Duration::from_millis(1);
 
-/// The epoch of a change that began in `before`; none where another began meanwhile.
+/// Returns the epoch of a change that began in `before`, or `None` if another epoch began meanwhile.
 fn epoch(world: &World, before: Option<Epoch>) -> Option<Epoch> {
     now(world).filter(|epoch| Some(*epoch) == before)
 }
@@ -31,7 +31,7 @@ fn now(world: &World) -> Option<Epoch> {
 }
 
 impl Process {
-    /// Creates a file, and says what is true then.
+    /// Creates a file, and records the result in the truth.
     async fn makes(&self, path: &[u8], exclusive: bool) -> Result<FileId, Failure> {
         let truth = || self.world.truth.borrow_mut();
         let (before, began) = (now(&self.world), self.world.now());
@@ -61,7 +61,7 @@ impl Process {
         self.call(Call::Close { file, cut: false }).await.map(drop)
     }
 
-    /// Writes a file of these chunks, and closes it.
+    /// Creates a file, writes these chunks, and closes it.
     async fn writes(&self, path: &[u8], content: &[u64], exclusive: bool) -> Result<FileId, Failure> {
         let file = self.makes(path, exclusive).await?;
         for content in content {
@@ -76,7 +76,7 @@ impl Process {
         self.call(Call::MakeDirectory(path.to_vec())).await.map(drop)
     }
 
-    /// A name goes to another, which may have been there.
+    /// Renames a file to a name that may exist.
     async fn renames(&self, from: &[u8], to: &[u8], file: FileId) -> Result<(), Failure> {
         let truth = || self.world.truth.borrow_mut();
         let before = now(&self.world);
@@ -139,7 +139,7 @@ fn machines_up(world: &World) -> Vec<usize> {
     (0..world.machines.len()).filter(up).collect()
 }
 
-/// A training job: again and again its ranks save into one directory, and one of them a marker after a barrier.
+/// Runs a training job. Again and again, its ranks save into one directory, and one of them writes a marker after a barrier.
 pub(crate) async fn train(world: Rc<World>, run: usize, every: Duration) {
     let mut step = 0;
     while !world.calm.get() {
@@ -253,7 +253,7 @@ async fn one_rank(
     Ok(())
 }
 
-/// Runs a process on one machine that makes files, renames and removes them, and wants locks that others want.
+/// Runs processes on one machine that make, rename and remove files, and compete with other machines for lock files.
 pub(crate) async fn tinker(world: Rc<World>, machine: usize) {
     let mut number = 0;
     while !world.calm.get() {
@@ -261,7 +261,7 @@ pub(crate) async fn tinker(world: Rc<World>, machine: usize) {
         let Some(process) = Process::on(&world, machine, "tinker", None) else { continue };
         number += 1;
         let what = world.rng.below(5);
-        // A failure is allowed here; the truth knows its meaning.
+        // A failure is allowed here. The truth has recorded its meaning.
         let _result = match what {
             0 => wants(&process, format!("locks/lock-{}", world.now().as_secs() / 3).as_bytes()).await,
             1 => replaces(&process, machine, number).await,
@@ -299,7 +299,7 @@ async fn makes_and_removes(process: &Process, machine: usize, number: u64) -> Re
     process.removes(&path).await
 }
 
-/// A directory gets its last name when what is in it is there, and goes on being used, by others too.
+/// Fills a directory and renames it to its last name. Then this process and another compete for a lock file in it.
 async fn moves_a_directory(process: &Process, machine: usize, number: u64) -> Result<(), Failure> {
     process.makes_directory(b"work").await?;
     let (new, last) = (format!("work/.new-{machine}-{number}"), format!("work/{machine}-{number}"));
@@ -327,14 +327,14 @@ async fn moves_a_directory(process: &Process, machine: usize, number: u64) -> Re
     process.closes(file).await
 }
 
-/// Runs a process that looks up names that others made.
+/// Looks up names that other processes made, each time from a random machine.
 pub(crate) async fn reader(world: Rc<World>) {
     loop {
         world.sleep(world.rng.between(Duration::from_millis(50), Duration::from_millis(700))).await;
         let path = {
             let truth = world.truth.borrow();
             let paths: Vec<_> = truth.names.keys().collect();
-            // The newest ones more often.
+            // In half of the draws, only the last 30 names are candidates.
             let from = if world.rng.permille(500) { 0 } else { paths.len().saturating_sub(30) };
             world.rng.one_of(&paths[from..]).map(|path| (*path).clone())
         };

@@ -1,9 +1,9 @@
 //! Does the cluster keep its promises under loss, delay, partition, death and wrong clocks?
 //!
-//! A cluster of 3 to 9 nodes in one thread, on a clock that nobody waits for. All decisions come from the protocol crate's own
-//! rules: leases, clocks, membership, placement, the states of files and checkpoints, evidence, sender and landing, the documents
-//! and keys of Tier-3. The code between them and the world, in the engine and the control plane, is written here once more and
-//! small. Every fault follows from the seed.
+//! A cluster of 3 to 9 nodes runs in one thread, on a simulated clock. All decisions come from the protocol crate's own rules:
+//! leases, clocks, membership, placement, the states of files and checkpoints, evidence, sender and landing, the documents and
+//! keys of Tier-3. The code around the rules, which the engine and the control plane have in full, is here a smaller second
+//! version. Every fault follows from the seed.
 //!
 //! | file | owns |
 //! |---|---|
@@ -13,12 +13,12 @@
 //! | `node`, `replicate`, `save` | one daemon, copies, its part in Tier-3 |
 //! | `coordinator`, `catalog`, `decide` | one epoch: members, names, checkpoints |
 //! | `job`, `faults`, `invariants` | what runs, what goes wrong, what must hold |
-//! | `outage` | an hour in which nobody decides |
+//! | `outage` | an hour without a coordinator |
 //!
-//! Not here: the catalog in etcd (every node publishes everything to a successor), files put aside, lists, retention. The cluster
-//! suite has those with real daemons.
+//! Does not own: the catalog in etcd (here every node publishes everything to a successor), files put aside, lists, retention.
+//! The cluster suite has those with real daemons.
 //!
-//! `TIDEMARK_SIM_SEED=7` runs one seed and prints what happened last; `TIDEMARK_LONG` runs more of them.
+//! `TIDEMARK_SIM_SEED=7` runs one seed and prints its last events. `TIDEMARK_LONG` runs more seeds.
 #![expect(clippy::print_stderr, reason = "what was exercised is what it is run for")]
 
 mod catalog;
@@ -51,14 +51,14 @@ use std::time::Duration;
 use world::World;
 
 const SEED_ENV: &str = "TIDEMARK_SIM_SEED";
-/// How many seeds are run, and with `TIDEMARK_LONG`.
+/// Number of seeds, without and with `TIDEMARK_LONG`.
 const SEEDS: u64 = 60;
 const SEEDS_LONG: u64 = 5_000;
-/// How long things go wrong in each, and how long it may take until everything has come together again.
+/// How long faults happen in each seed, and how long the cluster may then take to come together.
 const TROUBLE: Duration = Duration::from_secs(150);
 const CALM: Duration = Duration::from_secs(240);
 
-/// Prints what led to a failure, and how to see it again.
+/// Log of a seed that prints, when dropped after a failure, what led to it and how to run it again.
 struct Story<'a>(&'a World, bool);
 
 impl Drop for Story<'_> {
@@ -72,7 +72,7 @@ impl Drop for Story<'_> {
     }
 }
 
-/// Goes on until `until`, or nothing can.
+/// Runs the world until `until`, or until no task can go on.
 fn run_until(world: &World, until: Duration) {
     while world.now() < until && world.exec.step(&world.rng, until) {}
 }
@@ -121,7 +121,7 @@ fn simulate(seed: u64, tell: bool) -> Outcome {
     outcome
 }
 
-/// When nothing goes wrong any more: everything complete is committed, and every file has its copy.
+/// Runs the world without faults until every complete checkpoint is committed and every file has its copy.
 fn come_together(world: &Rc<World>) {
     let until = world.now() + CALM;
     loop {
@@ -145,7 +145,7 @@ fn no_seed_breaks_a_promise() {
         return;
     }
     let seeds = if std::env::var_os("TIDEMARK_LONG").is_some() { SEEDS_LONG } else { SEEDS };
-    // No seed knows of another: as many at once as there are processors.
+    // Seeds are independent, so as many run at once as there are processors.
     let next = AtomicU64::new(0);
     let some = || {
         let seed = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < seeds);

@@ -1,6 +1,6 @@
 //! Tier-1 and the journal of one life: what a node knows and holds while daemons come and go.
 //!
-//! Owns: the tree in it, the copies that it keeps for other nodes, the highest epoch that it heard of. Does not own:
+//! Owns: the node's tree, the copies that it keeps for other nodes, the highest epoch that it knows. Does not own:
 //! notifying other nodes (`node`), changing the tree (`tree`).
 
 use super::files::Told;
@@ -30,7 +30,7 @@ pub(crate) struct Memory {
     pub(crate) in_tier3: RefCell<BTreeSet<(FileId, SealNumber)>>,
     /// Answers to calls, so that no call is carried out twice.
     pub(crate) replies: RefCell<BTreeMap<u64, Told>>,
-    /// No room for other nodes' copies.
+    /// Whether there is no room for other nodes' copies.
     pub(crate) full: Cell<bool>,
 }
 
@@ -47,19 +47,19 @@ impl Memory {
         }
     }
 
-    /// Prepares for another daemon: it does not know which changes are unpublished, so it publishes everything.
+    /// Prepares for another daemon. Since that daemon cannot know which changes are unpublished, it publishes everything.
     pub(crate) fn taken_up(&self) {
         self.tree.borrow_mut().forget_outgoing();
     }
 
-    /// An epoch was heard of; false when a newer one was.
+    /// Records an epoch that a message names. Returns false if a newer one is known.
     pub(crate) fn saw_epoch(&self, epoch: Epoch) -> bool {
         let current = epoch >= self.epoch.get();
         self.epoch.set(self.epoch.get().max(epoch));
         current
     }
 
-    /// The sealed bytes of a file: its own, or a copy.
+    /// Returns the sealed bytes of a file, from the node's own files or from a copy.
     pub(crate) fn bytes_of(&self, file: FileId, seal: SealNumber) -> Option<(Seal, Vec<u64>)> {
         if let Some(own) = self.tree.borrow().own(file)
             && let Some(sealed) = own.fate.seal().filter(|sealed| sealed.number == seal)

@@ -1,4 +1,5 @@
-//! The directories that a node may answer for, and asking about the rest, as the engine's `cluster::names` does.
+//! The directories that a node may answer for, and questions to the coordinator about the rest, as in the engine's
+//! `cluster::names`.
 //!
 //! Owns: the directories held, the changes under way in them, and what goes on without a coordinator. Does not own:
 //! which node gets a directory (`coordinator`), the names (`tree`).
@@ -15,32 +16,32 @@ use std::time::Duration;
 use tidemark_protocol::cluster::wire::{Intent, Leave, Look, Looked, ToCoordinator};
 use tidemark_protocol::membership;
 
-/// How long the coordinator is waited for that shows that it lives.
+/// Longest wait for an answer of a coordinator that shows that it lives.
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a call at work in a directory is waited for before that is given back.
+/// Longest wait for calls at work in a directory before the node gives the directory back.
 const WORK_MAX: Duration = Duration::from_secs(35);
-/// How long a name waits for a coordinator that is away, once an outage.
+/// How long names wait for a coordinator that is away, once per outage.
 const OUTAGE_WAIT: Duration = Duration::from_millis(200);
-/// How long a look-up waits for one.
+/// How long a call that needs the coordinator waits for one.
 const MISS_WAIT: Duration = Duration::from_secs(20);
-/// How long the answer to a recall may be on its way: longer than the coordinator waits for it.
+/// How long the answer to a recall may be in flight, longer than the coordinator waits for it.
 const RECALL_MAX: Duration = Duration::from_secs(6);
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
-/// A call's intent with a name.
+/// Intent of a call with a name.
 #[derive(Debug, Clone)]
 pub(crate) enum Access {
     Look {
         directory: Vec<u8>,
         name: Vec<u8>,
     },
-    /// `sure`: another node's file must not be replaced unseen.
+    /// A change of a name. If `sure`, the call must not replace another node's file unseen.
     Change {
         directory: Vec<u8>,
         name: Vec<u8>,
         sure: bool,
     },
-    /// Give a directory another name.
+    /// A new name for a directory.
     Move {
         directory: Vec<u8>,
         name: Vec<u8>,
@@ -52,7 +53,7 @@ pub(crate) enum Access {
 pub(crate) enum Errno {
     NotFound,
     Exists,
-    /// No node that could know can be asked, or whether the call took effect is not known.
+    /// No node that could know can be asked, or the call may have taken effect.
     Io,
 }
 
@@ -84,7 +85,7 @@ pub(crate) struct Guard {
     node: Rc<Node>,
     held: Option<u64>,
     name: Option<(u64, Vec<u8>)>,
-    /// Set if no coordinator was asked, because none could be.
+    /// Whether the call goes on without a coordinator, because none could be asked.
     pub(crate) in_outage: bool,
 }
 
@@ -115,14 +116,15 @@ impl Drop for Guard {
     }
 }
 
-/// Why there is no answer.
+/// Reason why a question has no answer.
 enum Asked {
     Gone,
     Away(Away),
 }
 
 impl Names {
-    /// False where it was recalled before that was heard: the answer to the recall may still be on its way.
+    /// Holds a directory that the coordinator gave on a question sent at `asked`. Returns false if the directory was recalled
+    /// lately, because the answer to the recall may still be in flight.
     pub(crate) fn hold(&self, directory: u64, asked: Duration) -> bool {
         if self.given_back.borrow().get(&directory).is_some_and(|at| asked < *at + RECALL_MAX) {
             return false;
@@ -208,7 +210,7 @@ impl Node {
         None
     }
 
-    /// Leave after asking.
+    /// Returns leave for a call, and asks the coordinator if that is needed.
     pub(crate) async fn enter(self: &Rc<Self>, access: Access) -> Result<Guard, Errno> {
         let give_up = self.world.now() + MISS_WAIT;
         loop {
@@ -231,7 +233,7 @@ impl Node {
                     }
                     drop(guard);
                     if !self.names.hold(directory, asked) {
-                        // Given back, and the coordinator does not know yet: this is leave for nothing.
+                        // The node gave the directory back, but the coordinator does not know yet. Such leave is worthless.
                         self.world.count("directory given back before it was had");
                         if self.world.now() >= give_up {
                             return Err(Errno::Io);
@@ -322,7 +324,7 @@ impl Node {
         matches!(*self.seat.borrow(), Seat::Here(_))
     }
 
-    /// Whether the coordinator has answered lately.
+    /// Whether the coordinator answered lately.
     pub(crate) fn is_reachable(&self) -> bool {
         if let Seat::Here(catalog) = &*self.seat.borrow() {
             return !catalog.is_closed();

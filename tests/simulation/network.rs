@@ -1,9 +1,9 @@
 //! The network between the nodes, to the lease and to Tier-3.
 //!
-//! Owns: what is lost, late, doubled or out of order, which machines are cut from each other, calls and datagrams over it.
+//! Owns: which messages are lost, late, doubled or out of order, which machines are cut from each other, calls and datagrams.
 //! Does not own: the content of messages.
 //!
-//! Everything may overtake everything: no connection promises an order here.
+//! Any message may overtake any other, because no connection promises an order here.
 
 use super::exec::{Owner, Signal, within};
 use super::node::Node;
@@ -25,7 +25,7 @@ const QUICK: Duration = Duration::from_micros(100);
 const USUAL: Duration = Duration::from_millis(2);
 const SLOW: Duration = Duration::from_millis(900);
 
-/// How bad it is, of a thousand messages.
+/// Numbers of messages in a thousand that suffer each fault.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Weather {
     pub(crate) lost: u64,
@@ -50,18 +50,18 @@ pub(crate) enum Letter {
     Node(Vec<u8>),
     /// `replication::Request`.
     Replication(Vec<u8>),
-    /// Bytes for a token: chunks with their content.
+    /// Bytes to write under a token: chunks with their content.
     Push { token: [u8; 16], chunks: Vec<(u64, u64)> },
-    /// Bytes of a file by a token.
+    /// A read of a file's bytes by a token.
     Read { token: [u8; 16] },
 }
 
 /// Reason of a refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The asker, or the one who commands, was replaced.
+    /// The sender of the question or command was replaced.
     Fenced(String),
-    /// Ask again.
+    /// The sender shall ask again.
     Unavailable(String),
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum Datagram {
     Ask(membership::Ask),
     Heard(membership::Heard),
     Refused(membership::Refusal),
-    /// "Are you there?", from a neighbour on the coordinator's behalf; and the answer.
+    /// A neighbour's question on the coordinator's behalf whether the node lives. `Here` is the answer.
     Probe,
     Here,
 }
@@ -89,7 +89,7 @@ struct Waiting {
 
 #[derive(Debug)]
 pub(crate) struct Network {
-    /// From whom nothing reaches whom.
+    /// Pairs of a sender and a receiver that no message connects.
     cuts: RefCell<BTreeSet<(usize, usize)>>,
     pub(crate) weather: Cell<Weather>,
 }
@@ -116,7 +116,7 @@ impl Network {
     }
 }
 
-/// How long one message takes; none when it is lost.
+/// Draws how long a message takes. Returns `None` if it is lost.
 pub(crate) fn transit(world: &World, from: usize, to: usize) -> Option<Duration> {
     let weather = world.network.weather.get();
     if world.network.is_cut(from, to) {
@@ -154,13 +154,13 @@ fn carry(world: &Rc<World>, from: usize, to: usize, arrived: impl FnOnce(&Rc<Wor
     });
 }
 
-/// Asks, and waits for the answer. `None`: whether the request was heard is not known.
+/// Asks, and waits for the answer. Returns `None` if none comes in time; the request may have arrived.
 pub(crate) async fn call(node: &Rc<Node>, to: usize, letter: Letter, most: Duration) -> Option<Answer> {
     let world = Rc::clone(&node.world);
     let from = node.from();
     let waiting = Rc::new(Waiting::default());
     let here = from.machine;
-    // A call is carried by a connection, which doubles nothing; the caller may repeat it, but no node joins twice at once.
+    // A join is not doubled: a connection carries calls once, and no node joins twice at once. A caller may repeat other calls.
     let is_join = matches!(&letter, Letter::Coordinator(bytes) if bytes.get(1) == Some(&0));
     let times = if is_join { 1 } else { copies(&world) };
     for _ in 0..times {
@@ -181,7 +181,7 @@ pub(crate) async fn call(node: &Rc<Node>, to: usize, letter: Letter, most: Durat
     within(&world.exec, most, answer).await
 }
 
-/// Tells, and hopes.
+/// Sends a datagram, which may be lost.
 pub(crate) fn tell(node: &Rc<Node>, to: usize, datagram: Datagram) {
     let world = Rc::clone(&node.world);
     let from = node.from();

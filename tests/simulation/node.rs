@@ -1,4 +1,4 @@
-//! A run of a daemon: following the coordinator or being it, publishing changes, answering other nodes.
+//! A run of a daemon, which follows the coordinator or has its role, publishes changes and answers other nodes.
 //!
 //! Owns: joining, beating, publishing, recalls, as the engine's `cluster::{member, publisher, service}` do; the lease. Does not own:
 //! names (`names`), the coordinator's decisions (`coordinator`), copies (`replicate`), Tier-3 (`save`).
@@ -24,18 +24,18 @@ use tidemark_protocol::id::{Epoch, FileId, SealNumber, StartId};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::{Cure, Heard, Life, View};
 
-/// Interval between two tries to have the lease, and between two renewals.
+/// Intervals between two tries to take the lease, and between two renewals.
 const LEASE_EVERY: Duration = Duration::from_millis(200);
 const RENEW_EVERY: Duration = Duration::from_millis(500);
 const LEASE_DEADLINE: Duration = Duration::from_millis(400);
-/// The pause before the coordinator is asked to let us join again.
+/// Pause before the node asks the coordinator again to let it join.
 const JOIN_AGAIN: Duration = Duration::from_millis(300);
-/// How often what changed is looked for.
+/// Interval at which the node checks for changes to publish.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Operations in one publication. Small, so that there are several.
+/// Most operations in one publication. Small, so that there are several publications.
 const BATCH_MAX: usize = 32;
 
-/// Where the coordinator is.
+/// Holder of the coordinator role, as this node knows it.
 #[derive(Clone)]
 pub(crate) enum Seat {
     Unknown,
@@ -65,7 +65,7 @@ pub(crate) struct Node {
     turn: Turn,
     telling: RefCell<Telling>,
     pub(crate) outgoing: Signal,
-    /// When each life was last heard here.
+    /// When the last datagram of each life came here.
     heard: RefCell<BTreeMap<Life, Duration>>,
     pub(crate) replication: Replication,
     pub(crate) participations: Participations,
@@ -106,7 +106,7 @@ impl Node {
         self.run(|node| async move { node.replicate_on().await });
     }
 
-    /// Something that this daemon does, for as long as it lives.
+    /// Runs a task of this daemon, for as long as the daemon lives.
     pub(crate) fn run<F: Future<Output = ()> + 'static>(self: &Rc<Self>, what: impl FnOnce(Rc<Self>) -> F) {
         self.world.spawn(Owner::Node(self.machine), what(Rc::clone(self)));
     }
@@ -130,7 +130,7 @@ impl Node {
 
     // The lease.
 
-    /// Wants the lease, keeps it, or learns who has it; until the daemon ends.
+    /// Competes for the lease, keeps it, or learns its holder, until the daemon ends.
     async fn seek(self: Rc<Self>) {
         loop {
             let sent = self.world.now();
@@ -143,7 +143,7 @@ impl Node {
                     Some(holder) if holder.machine != self.machine => {
                         self.sit(Seat::There(holder.machine, holder.epoch));
                     }
-                    // The lease is ours from before, or from a lost answer: no node has it until it ends.
+                    // This node has the lease from before, or by a lost answer, but may not decide. No node does until the lease ends.
                     _ => {}
                 }
             }
@@ -151,7 +151,7 @@ impl Node {
         }
     }
 
-    /// Decides for as long as the lease is renewed, which counts from sending.
+    /// Coordinates for as long as the lease is renewed. Each term counts from the sending of the renewal.
     async fn govern(
         self: &Rc<Self>,
         epoch: Epoch,
@@ -162,7 +162,7 @@ impl Node {
             return;
         }
         self.memory.saw_epoch(epoch);
-        // This node publishes nothing meanwhile, so the next coordinator gets everything.
+        // While it coordinates, this node publishes nothing, so the next coordinator must get everything.
         self.telling.borrow_mut().whole = true;
         self.world.note(|| format!("{} is the coordinator of epoch {epoch}", self.name()));
         self.world.count("term of a coordinator");
@@ -201,7 +201,7 @@ impl Node {
         }
     }
 
-    // Following.
+    // Membership.
 
     async fn follow(self: Rc<Self>) {
         loop {
@@ -285,7 +285,7 @@ impl Node {
         }
     }
 
-    // Telling.
+    // Publications.
 
     async fn publish_on(self: Rc<Self>) {
         loop {
@@ -296,7 +296,7 @@ impl Node {
         }
     }
 
-    /// Sends the coordinator everything that it has not heard.
+    /// Sends the coordinator all changes that it has not acknowledged.
     pub(crate) async fn publish(self: &Rc<Self>) -> Result<(), Away> {
         if self.is_coordinator() {
             return Ok(());
@@ -372,7 +372,7 @@ impl Node {
         Ok(())
     }
 
-    // Asking and answering.
+    // Questions and answers.
 
     /// Asks the coordinator.
     pub(crate) async fn ask<T: DeserializeOwned>(
@@ -425,7 +425,7 @@ impl Node {
         }
     }
 
-    /// A command of the coordinator: only the newest one's counts.
+    /// Carries out a command of the coordinator. A command of an older epoch is refused.
     async fn commanded(self: &Rc<Self>, message: ToNode) -> Answer {
         let epoch = match &message {
             ToNode::Recall { epoch, .. } | ToNode::Objects { epoch, .. } => *epoch,
@@ -464,7 +464,7 @@ impl Node {
         Ok(bytes.expect("no answer is that large here"))
     }
 
-    /// Publishes, and gives a directory back where `release`.
+    /// Waits for calls on `name`, and publishes. With `release`, also gives the directory back.
     pub(crate) async fn recalled(
         self: &Rc<Self>,
         path: &[u8],
@@ -488,7 +488,7 @@ impl Node {
         Ok(())
     }
 
-    /// A datagram came.
+    /// Handles a datagram.
     pub(crate) fn told(self: &Rc<Self>, from: &From, datagram: Datagram) {
         let life =
             Life { node: from.life.node.clone(), incarnation: from.life.incarnation, start: from.start };
@@ -524,7 +524,7 @@ impl Node {
         }
     }
 
-    /// Whether a neighbour can be heard, for a coordinator that cannot.
+    /// Probes a neighbour that the coordinator cannot hear, and reports whether it answers.
     async fn look_for(self: Rc<Self>, asker: usize, ask: tidemark_protocol::membership::Ask) {
         let since = self.world.now();
         let Some(neighbour) = self.world.index_of(&ask.about.node) else { return };
@@ -560,7 +560,7 @@ impl Node {
                 closed.map(|(file, _)| *file).collect()
             };
             for file in closed {
-                // Hashing takes its time.
+                // Stands for the time that hashing takes.
                 self.world
                     .sleep(self.world.rng.between(Duration::from_millis(1), Duration::from_millis(30)))
                     .await;

@@ -1,7 +1,7 @@
 //! A long time without any coordinator.
 //!
-//! Owns: the hour in which no node can take the coordinator role while training goes on, and how long saves may take in it. Does
-//! not own: faults that come and go (`faults`).
+//! Owns: the hour in which no node can take the coordinator role while training goes on, and the limit of saves in that hour.
+//! Does not own: faults that come and go (`faults`).
 
 use super::exec::Owner;
 use super::faults;
@@ -15,13 +15,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// Before the outage, so that every node has saved and been heard.
+/// Time before the outage, in which every node saves and publishes.
 const USUAL: Duration = Duration::from_secs(90);
 const BETWEEN_SAVES: Duration = Duration::from_secs(20);
-/// Longest wait of a save: for the coordinator's last beats, which are believed for a moment, and for one answer that does not
-/// come.
+/// Longest wait of a save: the time for which the coordinator's last beats count, and the wait for one answer that never
+/// comes.
 const NOTICED: Duration = Duration::from_secs(1);
-/// A save takes less.
+/// Time that a save takes at most.
 const LAST: Duration = Duration::from_secs(5);
 const SEEDS: u64 = 1;
 const SEEDS_LONG: u64 = 20;
@@ -33,7 +33,7 @@ struct Saved {
     well: bool,
 }
 
-/// A rank that saves alone, again and again.
+/// Saves with a single rank, again and again.
 async fn train_alone(world: Rc<World>, machine: usize, saves: Rc<RefCell<Vec<Saved>>>) {
     for step in 1.. {
         world.sleep(BETWEEN_SAVES).await;
@@ -51,7 +51,7 @@ async fn train_alone(world: Rc<World>, machine: usize, saves: Rc<RefCell<Vec<Sav
     }
 }
 
-/// How many saves there were.
+/// Runs a seed with an hour's outage, and returns the number of saves in it.
 fn an_hour(seed: u64) -> usize {
     let world = World::new(seed, 4);
     let story = Story(&world, false);
@@ -73,7 +73,7 @@ fn an_hour(seed: u64) -> usize {
     for (machine, saves) in saves.iter().enumerate().filter(|(machine, _)| *machine != seat) {
         let saves = saves.borrow();
         let (before, after): (Vec<_>, Vec<_>) = saves.iter().partition(|save| save.began < began);
-        // A save that ends when there is a coordinator again may wait until the coordinator has heard its changes.
+        // A save that ends when there is a coordinator again may wait until the coordinator has its changes.
         let during: Vec<_> = after.into_iter().filter(|save| save.began + LAST < began + HOUR).collect();
         let usual = before.iter().map(|save| save.took).max().expect("it saved before");
         assert!(during.len() >= 100, "n{machine} saved {} times", during.len());
@@ -91,8 +91,8 @@ fn an_hour(seed: u64) -> usize {
     done
 }
 
-/// Goal: a coordinator that is gone for an hour costs no save, and no save waits for it: in directories of its own a node goes on.
-/// When there is one again, all of it is committed.
+/// Goal: an hour without a coordinator costs no save and delays none, because a node goes on in directories of its own. Once
+/// there is a coordinator again, all saves are committed.
 #[test]
 fn an_hour_without_a_coordinator_costs_no_save() {
     let seeds = if std::env::var_os("TIDEMARK_LONG").is_some() { SEEDS_LONG } else { SEEDS };

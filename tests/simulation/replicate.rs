@@ -26,17 +26,17 @@ use tidemark_protocol::replication::{
     Sender, SenderCommand, SenderEvent,
 };
 
-/// Time of a chunk over the network.
+/// Time that the network takes for a chunk.
 const CHUNK_TIME: Duration = Duration::from_millis(4);
 const CALL_DEADLINE: Duration = Duration::from_secs(10);
-/// Files on their way to one partner at a time.
+/// Files in flight below which a growing file is begun. Sealed files are begun below twice as many.
 const SENDING_MAX: usize = 8;
-/// Leaves to read at a time; a reader that never comes keeps one.
+/// Most tokens for reads at a time. A reader that never comes keeps its token until then.
 const PULLS_MAX: usize = 64;
 
 #[derive(Default)]
 pub(crate) struct Replication {
-    /// Something came, went or was sealed.
+    /// Signal that a copy came or went, or a file was sealed.
     pub(crate) changed: Signal,
     sending: RefCell<BTreeSet<(FileId, Incarnation)>>,
     pub(crate) acknowledged: RefCell<BTreeMap<(FileId, Incarnation), SealNumber>>,
@@ -50,7 +50,7 @@ struct Arriving {
     bytes: BTreeMap<u64, u64>,
     touched: BTreeSet<u64>,
     token: Option<[u8; 16]>,
-    /// Pushes under way.
+    /// Number of pushes under way.
     active: u32,
 }
 
@@ -67,7 +67,7 @@ impl Node {
 
     // Sending.
 
-    /// Sees to it that what is sealed here is copied to the partner.
+    /// Sends the files of this node to its partner, for as long as the daemon lives.
     pub(crate) async fn replicate_on(self: Rc<Self>) {
         loop {
             let _told = within(&self.world.exec, Duration::from_millis(200), async {
@@ -87,7 +87,7 @@ impl Node {
                 let lacking = tree.own_files().filter(|(file, own)| lacks(file, own));
                 lacking.map(|(file, own)| (own.fate.seal().is_none(), *file)).collect()
             };
-            // Sealed files come first; a file that is never closed must not stand in their way.
+            // Sealed files come first, so that a file that is never closed does not hold them up.
             files.sort_unstable();
             for (grows, file) in files {
                 let mut sending = self.replication.sending.borrow_mut();
@@ -102,7 +102,7 @@ impl Node {
         }
     }
 
-    /// Describes a file that is sealed here and not yet at the partner.
+    /// Describes a file that is sealed here and that the partner has not acknowledged.
     pub(crate) fn lacks_copies(&self) -> Option<String> {
         let (to, partner) = self.partner().or_else(|| {
             (self.world.machines.len() == 1).then_some((self.machine, self.memory.life.incarnation))
@@ -125,7 +125,7 @@ impl Node {
         Some((self.world.index_of(name)?, partner.life.incarnation))
     }
 
-    /// Sends a file to a partner, until the partner has it or is the partner no more.
+    /// Sends a file to a partner until the partner has it or is no longer the partner.
     async fn send_file(self: &Rc<Self>, file: FileId, to: usize, partner: Incarnation) {
         let mut sender = Sender::new(file);
         let mut known: Option<SealNumber> = None;
@@ -247,7 +247,7 @@ impl Node {
         Some(SealedCopy::new(file, &sealed, meta))
     }
 
-    // Landing.
+    // Landings.
 
     pub(crate) fn asked_of_copies(self: &Rc<Self>, from: &From, bytes: &[u8]) -> Answer {
         let request: Request = replication::decode(bytes).expect("both sides are of one build");
@@ -353,7 +353,7 @@ impl Node {
         true
     }
 
-    /// Something here of that size and checksum.
+    /// Returns the content of a file or copy here that has this size and checksum.
     fn alike(&self, size_bytes: u64, crc: tidemark_protocol::checksum::Crc64) -> Option<Vec<u64>> {
         let same = |seal: &Seal| seal.size_bytes == size_bytes && seal.crc == crc;
         let tree = self.memory.tree.borrow();
@@ -379,7 +379,7 @@ impl Node {
         }
     }
 
-    /// Bytes for a token, piece after piece.
+    /// Writes the bytes pushed under a token, chunk by chunk.
     pub(crate) async fn pushed(self: &Rc<Self>, token: [u8; 16], chunks: &[(u64, u64)]) -> Answer {
         let refused = || Err(Refused::Unavailable("nobody gave leave for these bytes".to_owned()));
         let arriving = {
@@ -408,7 +408,7 @@ impl Node {
         if whole { Ok(Vec::new()) } else { refused() }
     }
 
-    // Fetching.
+    // Fetches.
 
     fn pull(&self, file: FileId, seal: SealNumber) -> replication::Answer {
         let Some((sealed, _)) = self.memory.bytes_of(file, seal) else { return replication::Answer::NotHere };
@@ -429,7 +429,7 @@ impl Node {
         Ok(chunks.iter().flat_map(|content| content.to_le_bytes()).collect())
     }
 
-    /// Sealed bytes from a node that has them; none where they do not verify.
+    /// Fetches sealed bytes from a node that has them. Returns `None` if they do not verify.
     pub(crate) async fn fetch(self: &Rc<Self>, file: FileId, seal: &Seal, from: usize) -> Option<Vec<u64>> {
         let request = replication::encode(&Request::Pull { file, seal: seal.number }).expect("it is small");
         let answer = call(self, from, Letter::Replication(request), CALL_DEADLINE).await?.ok()?;
@@ -447,13 +447,13 @@ impl Node {
         sums.eq(seal.chunks.iter().copied()).then_some(chunks)
     }
 
-    // Telling.
+    // Reports.
 
     pub(crate) fn copies_told(&self) -> Vec<NodeState> {
         self.memory.copies.borrow().values().map(state_of).collect()
     }
 
-    /// Tells the coordinator what is kept here.
+    /// Reports the copies kept here to the coordinator.
     pub(crate) async fn tell_copies(self: Rc<Self>) {
         let mut told: BTreeSet<(FileId, SealNumber)> = BTreeSet::new();
         let mut told_to = None;

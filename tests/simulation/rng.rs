@@ -20,7 +20,7 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `end`, which is not 0.
+    /// Returns a number below `end`, which is not 0.
     pub(crate) fn below(&self, end: u64) -> u64 {
         self.next() % end
     }

@@ -1,7 +1,8 @@
-//! Bringing one attempt to Tier-3: record, bytes, prepared markers, manifest, marker, as the engine's `save::{commit, share}` do.
+//! The upload of an attempt to Tier-3: record, bytes, prepared markers, manifest, marker, as in the engine's
+//! `save::{commit, share}`.
 //!
-//! Owns: the order of the writes, the meaning of a doubtful answer at each, a participant's part and doing it in its place. Does
-//! not own: when (`decide`), the documents (protocol).
+//! Owns: the order of the writes, the meaning of a doubtful answer to each, a participant's part, also when another node does
+//! it. Does not own: when (`decide`), the documents (protocol).
 
 use super::coordinator::Catalog;
 use super::names::Away;
@@ -23,14 +24,14 @@ use tidemark_protocol::manifest::{
 use tidemark_protocol::marker::{Marker, MarkerOutcome, doubt};
 use tidemark_protocol::record::{Record, RecordFile};
 
-/// How often a doubtful create is tried again before the attempt pauses.
+/// Tries of a doubtful create before the attempt pauses.
 const TRIES: u32 = 3;
 const ASK_EVERY: Duration = Duration::from_millis(100);
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Attempts that a node remembers to have done its part of.
+/// Most attempts of whose parts a node remembers the result.
 const REMEMBERED_MAX: usize = 64;
 
-/// Why an attempt is where it is.
+/// Reason why an attempt does not go on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SaveError {
     /// A failure that may pass.
@@ -48,7 +49,7 @@ pub(crate) struct Participations(RefCell<BTreeMap<AttemptId, Option<Preparing>>>
 type Bytes = (RecordFile, Seal, Vec<u64>);
 
 impl Node {
-    /// Begins this node's part, or says how far it is.
+    /// Begins this node's part, or returns its progress.
     pub(crate) fn prepare(self: &Rc<Self>, prepare: &Prepare) -> Preparing {
         let record = prepare.record().expect("the coordinator sends a record");
         if prepare.life != self.memory.life {
@@ -97,7 +98,7 @@ impl Node {
         Preparing::Working { bytes_left: 1 }
     }
 
-    /// Phase 1 of some files: their bytes, then the marker that says so.
+    /// Carries out phase 1 for some files: writes their bytes, then the prepared marker.
     async fn upload(
         self: &Rc<Self>,
         record: &Record,
@@ -148,7 +149,7 @@ impl Node {
         let bytes = prepared.encode().map_err(|error| SaveError::Otherwise(error.to_string()))?;
         match self.write(epoch, &key, Object::Document(bytes)).await {
             Ok(()) => Ok(prepared),
-            // Written in an epoch before: it says the same of the same bytes.
+            // An earlier epoch wrote the marker. Equal files make it as good as ours.
             Err(SaveError::Otherwise(_)) => match document::<Prepared>(self, &key).await? {
                 Some(found) if found.files == prepared.files => Ok(found),
                 _ => Err(SaveError::Otherwise(format!("{key} says something else"))),
@@ -157,7 +158,7 @@ impl Node {
         }
     }
 
-    /// Sees to it that a key holds these bytes.
+    /// Ensures that a key holds these bytes.
     async fn write(self: &Rc<Self>, epoch: Epoch, key: &Key, object: Object) -> Result<(), SaveError> {
         for _ in 0..TRIES {
             match Store::create(self, epoch, key.to_string(), object.clone()).await {
@@ -185,7 +186,7 @@ async fn document<T: Document>(node: &Rc<Node>, key: &Key) -> Result<Option<T>, 
 }
 
 impl Catalog {
-    /// Raises the epoch in Tier-3 to ours, and checks that none is higher. Before this nothing is written there.
+    /// Raises the epoch in Tier-3 to this coordinator's, and checks that none is higher. Comes before any other write there.
     pub(crate) async fn make_sure_of_epoch(&self) -> Result<(), SaveError> {
         let passing = |_| SaveError::Passing("the epoch was not raised".to_owned());
         let series = Series::Epoch.prefix();
@@ -208,7 +209,7 @@ impl Catalog {
         if newest > Some(self.epoch) || self.is_closed() { Err(SaveError::Fenced) } else { Ok(()) }
     }
 
-    /// Phase 1: the record, then what each participant has.
+    /// Carries out phase 1: writes the record, then has each participant prepare its part.
     pub(crate) async fn prepare(self: &Rc<Self>, record: &Record) -> Result<Vec<Prepared>, SaveError> {
         self.make_sure_of_epoch().await?;
         let key = Key::Record { version: record.version.clone(), attempt: record.attempt };
@@ -284,7 +285,7 @@ impl Catalog {
         Ok(None)
     }
 
-    /// Does the part of a lost node: with its files from any node that keeps copies, under a key of our own.
+    /// Does the part of a lost node under this node's own key, with the files from any node that keeps copies.
     async fn stand_in(
         self: &Rc<Self>,
         record: &Record,
@@ -323,7 +324,7 @@ impl Catalog {
         None
     }
 
-    /// Phase 2: the manifest, then the marker, the one decision.
+    /// Carries out phase 2: writes the manifest, then the marker, which is the one decision.
     pub(crate) async fn commit(
         &self,
         record: &Record,

@@ -1,7 +1,7 @@
 //! Tier-3 and the lease, as services that answer late, twice or not at all.
 //!
-//! Owns: conditional creates, reads, lists and deletes with doubtful answers; a lease of 2 s whose create revision is the epoch, with
-//! the member list beside it. Does not own: what is written, and when.
+//! Owns: conditional creates, reads, lists and deletes with doubtful answers; a lease of 2 s with the member list beside it, whose
+//! create revision is the epoch. Does not own: what is written, and when.
 //!
 //! A request that was sent takes effect at a moment of its own, whether its sender lives by then or not.
 
@@ -58,7 +58,7 @@ pub(crate) struct Doubt;
 pub(crate) struct Store {
     pub(crate) objects: RefCell<BTreeMap<String, Object>>,
     pub(crate) away: Cell<bool>,
-    /// Answers lost and effects late, of a thousand.
+    /// Number of requests in a thousand whose answer is lost or whose effect is late.
     pub(crate) ambiguous: Cell<u64>,
     /// Factor by which Tier-3 is slower than usual.
     pub(crate) slower: Cell<u32>,
@@ -78,7 +78,7 @@ async fn request(node: &Rc<Node>, epoch: Epoch, request: Request) -> Result<Repl
             }
             delay *= at.store.slower.get().max(1);
             if at.rng.permille(at.store.ambiguous.get()) {
-                // Seconds after everybody has stopped waiting.
+                // Late means seconds after the sender has stopped waiting.
                 at.count("request to Tier-3 takes effect late");
                 delay += at.rng.between(DEADLINE, 2 * DEADLINE);
             }

@@ -1,4 +1,4 @@
-//! A node's tree: what was made here, and what other nodes reported.
+//! A node's tree: names and files made here, and those that other nodes reported.
 //!
 //! Owns: names, files with the rules of their states, unpublished changes, applying other nodes' changes, as the
 //! engine's namespace does (`mirror`, `outgoing`). Does not own: which node to ask, bytes of copies.
@@ -13,11 +13,11 @@ use tidemark_protocol::file::{FileEvent, FileFate, Seal};
 use tidemark_protocol::id::{FileCounter, FileId, Generation, Incarnation};
 use tidemark_protocol::layout::CHUNK_BYTES;
 
-/// Operations kept while no coordinator takes them; beyond it everything is published. Small, so that it
+/// Most operations kept while no coordinator takes them. Beyond it, the node publishes everything. Small, so that this
 /// happens.
 const OPERATIONS_MAX: usize = 256;
 
-/// In the last chunk of each file: less than a chunk, so that sizes are not all round.
+/// Size of each file's last chunk, less than a whole chunk, so that file sizes are not round.
 const TAIL_BYTES: u64 = 300_001;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,12 +52,12 @@ pub(crate) struct Tree {
     operations: Vec<NameOperation>,
     touched: Vec<Vec<u8>>,
     overflowed: bool,
-    /// Counts operations on names, and the last on each.
+    /// Number of changes of names made here so far. `recent` has the number of the last change of each name.
     pub(crate) number: u64,
     recent: BTreeMap<Vec<u8>, u64>,
 }
 
-/// The directory of a path, and its last part.
+/// Splits a path into its directory and its last part.
 pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(at) => (&path[..at], &path[at + 1..]),
@@ -73,7 +73,7 @@ pub(crate) fn is_below(path: &[u8], directory: &[u8]) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
 }
 
-/// The checksum of a chunk with that in it.
+/// Returns the checksum of a chunk with this content.
 pub(crate) fn sum(content: u64) -> Crc64 {
     Crc64(content.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ 0x1234_5678_9abc_def1)
 }
@@ -103,7 +103,7 @@ impl Tree {
 
     // Reading the tree.
 
-    /// The number of a directory, which it keeps under other names.
+    /// Returns the number of a directory, which it keeps when it is renamed.
     pub(crate) fn directory(&self, path: &[u8]) -> Option<u64> {
         match self.names.get(path) {
             _ if path.is_empty() => Some(0),
@@ -163,7 +163,7 @@ impl Tree {
         })
     }
 
-    /// A file that lost its name.
+    /// Whether the state is of a file that lost its name.
     pub(crate) fn is_dropped(&self, told: &NodeState) -> bool {
         matches!(&told.kind, NodeKind::File(facts) if self.dropped.contains(&facts.file))
     }
@@ -181,7 +181,7 @@ impl Tree {
         }
     }
 
-    /// A new file under a name, in the place of what had it.
+    /// Creates a file under a name, and removes what had the name.
     pub(crate) fn create(&mut self, path: &[u8], writer: WriterFact, now_ns: i64) -> FileId {
         self.next += 1;
         let file = FileId { incarnation: self.life, counter: FileCounter(self.next) };
@@ -204,7 +204,7 @@ impl Tree {
         file
     }
 
-    /// O_TRUNC of a file of ours.
+    /// Truncates one of this node's files, as O_TRUNC does.
     pub(crate) fn truncate(&mut self, file: FileId, writer: WriterFact, now_ns: i64) {
         let Some(own) = self.own.get_mut(&file) else { return };
         for event in [FileEvent::Changed, FileEvent::Emptied, FileEvent::WriterOpened] {
@@ -254,7 +254,7 @@ impl Tree {
         Some(seal)
     }
 
-    /// False where there is no such name.
+    /// Renames a file or directory. Returns false if there is no such name.
     pub(crate) fn rename(&mut self, from: &[u8], to: &[u8], now_ns: i64) -> bool {
         if !self.names.contains_key(from) {
             return false;
@@ -302,7 +302,7 @@ impl Tree {
         }
     }
 
-    /// A name was given or taken away here.
+    /// Counts a change of a name that was made here.
     fn changed(&mut self, path: &[u8]) {
         self.number += 1;
         self.recent.insert(path.to_vec(), self.number);
@@ -314,7 +314,7 @@ impl Tree {
         self.overflowed = false;
     }
 
-    /// Operations first, states once no operation is left; and whether operations were dropped before these.
+    /// Takes operations to publish, then states once no operation is left. The bool says whether operations were dropped before.
     pub(crate) fn take_outgoing(&mut self, most: usize) -> (Vec<NameOperation>, Vec<NodeState>, bool) {
         let overflowed = std::mem::take(&mut self.overflowed);
         let count = self.operations.len().min(most);
@@ -367,7 +367,7 @@ impl Tree {
         }
     }
 
-    /// Brings a name to the coordinator's state of it, unless it changed here after this number of operations.
+    /// Brings a name to the coordinator's state, unless the name changed here after operation `asked_at`.
     pub(crate) fn settle_name(&mut self, path: &[u8], found: Option<&NodeState>, asked_at: u64) {
         if self.recent.get(path).is_some_and(|last| *last > asked_at) {
             return;
@@ -402,9 +402,9 @@ impl Tree {
         }
     }
 
-    // Both.
+    // Helpers of own and foreign changes.
 
-    /// The file that a name means; none for a directory, and where there is no such name.
+    /// Returns the file of a name, or `None` for a directory or a missing name.
     fn file_at(&self, path: &[u8]) -> Option<FileId> {
         match self.names.get(path) {
             Some(Entry::File(file)) => Some(*file),
@@ -449,7 +449,7 @@ impl Tree {
         }
     }
 
-    /// Takes a name away with all that is below it.
+    /// Removes a name with all that is below it.
     fn drop_name(&mut self, path: &[u8]) -> bool {
         let below: Vec<_> = self.below(path);
         for path in &below {
@@ -486,7 +486,7 @@ impl Tree {
     }
 }
 
-/// A file of which only the name is known.
+/// Returns the facts of a file of which only the name is known.
 fn unheard(file: FileId) -> FileFacts {
     FileFacts {
         file,

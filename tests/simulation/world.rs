@@ -18,10 +18,10 @@ use tidemark_protocol::id::{Incarnation, NodeName, StartId};
 
 /// Log lines kept for the examination of a failure.
 const LOG_LINES: usize = 400;
-/// The same where one seed is run.
+/// Log lines kept when a single seed is run.
 const LOG_LINES_OF_ONE: usize = 200_000;
 
-/// Where the walls of all clocks began, before each is wrong: far from 0, so that an hour back is a time too.
+/// Start of all wall clocks, before each gets its error. Far from 0, so that a clock may be hours behind.
 const WALL_NS: i64 = 1_700_000_000_000_000_000;
 
 /// A machine: the state that exists while no daemon runs.
@@ -44,7 +44,7 @@ pub(crate) struct World {
     pub(crate) machines: Vec<Machine>,
     pub(crate) truth: RefCell<Truth>,
     pub(crate) tally: RefCell<BTreeMap<&'static str, u64>>,
-    /// No more faults from now on: everything is to come together.
+    /// Whether faults have ended, and the cluster must come together.
     pub(crate) calm: Cell<bool>,
     log: RefCell<VecDeque<String>>,
     log_lines: Cell<usize>,
@@ -108,14 +108,14 @@ impl World {
         self.machines.iter().position(|machine| machine.name == *name)
     }
 
-    /// The machine whose memory that life is now.
+    /// Returns the machine whose memory has this life now.
     pub(crate) fn machine_of(&self, life: Incarnation) -> Option<usize> {
         self.machines.iter().position(|machine| {
             machine.memory.borrow().as_ref().is_some_and(|memory| memory.life.incarnation == life)
         })
     }
 
-    /// A daemon begins, on the memory that is there or on an empty one.
+    /// Starts a daemon on the machine's memory, or on an empty one if there is none.
     pub(crate) fn start(self: &Rc<Self>, machine: usize) {
         let at = &self.machines[machine];
         assert!(at.daemon.borrow().is_none(), "one daemon to a machine");
@@ -132,7 +132,7 @@ impl World {
         node.begin();
     }
 
-    /// Kills only the daemon. The machine's memory, and the writing processes, go on.
+    /// Kills only the daemon. The machine's memory stays, and the writing processes go on.
     pub(crate) fn kill_daemon(&self, machine: usize) {
         self.exec.resume(machine);
         self.exec.kill(machine);
@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// The machine loses its power.
+    /// Takes the machine's power away: kills the daemon and loses the memory.
     pub(crate) fn power_off(&self, machine: usize) {
         self.kill_daemon(machine);
         if let Some(memory) = self.machines[machine].memory.borrow_mut().take() {
@@ -153,7 +153,7 @@ impl World {
         }
     }
 
-    /// Lets go of everything: daemons and the world know each other.
+    /// Ends all daemons and tasks, because daemons and the world hold each other.
     pub(crate) fn end(&self) {
         (0..self.machines.len()).for_each(|machine| self.kill_daemon(machine));
         self.exec.end();
@@ -171,24 +171,24 @@ impl World {
         log.push_back(format!("{:>12.6} {}", self.now().as_secs_f64(), line()));
     }
 
-    /// Keeps all that happens.
+    /// Keeps the log of a whole run.
     pub(crate) fn remember_all(&self) {
         self.log_lines.set(LOG_LINES_OF_ONE);
     }
 
-    /// The last of what happened.
+    /// Returns the log.
     pub(crate) fn told(&self) -> String {
         let log = self.log.borrow();
         log.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
     }
 
-    /// Ends with what led here.
+    /// Panics with the promise that was broken, and how.
     pub(crate) fn broken(&self, promise: &str, what: &str) -> ! {
         panic!("broken at {:.6} s: {promise}\n  {what}", self.now().as_secs_f64());
     }
 }
 
-/// Bytes as people read them.
+/// Returns a path as text.
 pub(crate) fn show(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
 }

@@ -42,7 +42,7 @@ pub enum By {
     Found,
 }
 
-/// An event. Its paths are relative to the mount.
+/// An event, with paths relative to the mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
