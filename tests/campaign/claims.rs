@@ -11,9 +11,10 @@ use tidemark_tests::campaign::event::{By, Event, Holds};
 
 use crate::compare::{compare, is_there, look};
 
-/// A name that says it is temporary is part of no checkpoint, and in none that is not committed it goes to Tier-3: nothing is promised of it.
+/// Suffix of temporary names. Such a name is part of no checkpoint, so nothing is promised of it: it reaches Tier-3 only with a
+/// committed one.
 const TEMPORARY: &str = ".tmp";
-/// Enough broken promises to see what is wrong.
+/// Broken promises that are shown, enough to see what is wrong.
 const BROKEN_SHOWN: usize = 20;
 
 /// The states that a name may have.
@@ -21,9 +22,9 @@ const BROKEN_SHOWN: usize = 20;
 struct Claim {
     is: Holds,
     by: By,
-    /// A change had begun when its trainer last spoke. `Some(None)`: to anything.
+    /// The change that had begun at the trainer's last event. `Some(None)`: a change to any content.
     will: Option<Option<Holds>>,
-    /// While it changes to anything: what its close or its removal, which had begun too, makes of it.
+    /// During a change to any content: the result of a close or removal that had begun too.
     last: Option<Holds>,
 }
 
@@ -41,7 +42,7 @@ struct Durable {
 pub(crate) struct Count {
     /// Calls that returned.
     pub(crate) recorded: u64,
-    /// How often one that stood was compared, byte for byte.
+    /// How often a standing promise was compared, byte for byte.
     pub(crate) compared: u64,
     pub(crate) kept: u64,
 }
@@ -54,7 +55,7 @@ pub(crate) struct Promised {
     pub(crate) compared_bytes: u64,
 }
 
-/// All names that trainers spoke of.
+/// All names in trainers' events.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     standing: BTreeMap<String, Claim>,
@@ -65,12 +66,12 @@ pub(crate) struct Claims {
 }
 
 impl Claims {
-    /// Takes down what a trainer says.
+    /// Records a trainer's event.
     pub(crate) fn apply(&mut self, event: Event) {
         match event {
             Event::Will { path, to } => {
                 let claim = self.claim(path);
-                // A file that is closed or removed while it is written may still hold anything.
+                // A file whose close or removal has begun while it is written may still hold anything.
                 if claim.will == Some(None) {
                     claim.last = to;
                 } else {
@@ -87,7 +88,7 @@ impl Claims {
                 self.promised.by.entry(By::Rename).or_default().recorded += 1;
                 self.moved(&from, &to);
             }
-            // Not about names.
+            // Events about no name.
             Event::Paused { .. } | Event::Failed { .. } => {}
         }
     }
@@ -102,7 +103,7 @@ impl Claims {
         })
     }
 
-    /// A name holds something else than when it was last committed.
+    /// Records that a name has other content than when it was last committed.
     fn changed(&mut self, path: &str, holds: &Holds) {
         if let Some(durable) = self.durable.get_mut(path) {
             durable.since.push(holds.clone());
@@ -131,8 +132,8 @@ impl Claims {
         self.standing.insert(from.to_owned(), gone);
     }
 
-    /// Compares every promise with the mount. Nothing may be changing meanwhile. If a dead trainer left a name in between, the auditor
-    /// records the content that it finds, which must then stay the same.
+    /// Compares every promise with the mount, while no trainer changes anything. If a dead trainer left a name half changed, records the
+    /// content that the name has, which must then stay the same.
     pub(crate) fn audit(&mut self, mount: &Path) -> Result<(), String> {
         let mut broken = vec![];
         for (from, to) in std::mem::take(&mut self.moving) {
@@ -178,8 +179,8 @@ impl Claims {
         told(broken)
     }
 
-    /// Records that `flush --wait` ended: everything standing is committed, except what the flush named as pending. The flush may name only
-    /// paths with a file that no process closed. Otherwise it could excuse everything.
+    /// Records that `flush --wait` ended: every standing name is committed, except those that the flush named as pending. The flush may
+    /// name only paths with a file that no process closed. Otherwise it could excuse everything.
     pub(crate) fn committed(&mut self, pending: &[String]) -> Result<(), String> {
         let unfinished: Vec<&String> = self
             .standing
@@ -191,9 +192,9 @@ impl Claims {
         let excused: Vec<String> = pending.iter().filter(excuses).cloned().collect();
         let excepted = |path: &str| pending.iter().any(|pending| covers(pending, path));
         for (path, claim) in &self.standing {
-            // A file with a sync and no close is no whole file. The mount serves it as it is, and no flush calls it committed.
+            // A file that was synced but not closed is not whole. The mount serves it as it is, and no flush calls it committed.
             let whole = !matches!(claim.is, Holds::Begins(_)) && claim.will.is_none();
-            // A name that is not there has nothing to be committed, but the removal has: `flush` waits for that.
+            // An absent name is recorded too, because `flush` waits until its removal is committed.
             if !whole || claim.by == By::Found || path.ends_with(TEMPORARY) || excepted(path) {
                 self.durable.remove(path);
                 continue;
@@ -210,8 +211,8 @@ impl Claims {
         )
     }
 
-    /// After a restart with empty memory: what was committed is there, as it was then or as it was promised since.
-    /// From here on nothing else is claimed.
+    /// Checks the mount after a restart with empty memory. Each committed name must have its content of then, or a content that was
+    /// promised since. Drops all other claims.
     pub(crate) fn audit_restart(&mut self, mount: &Path) -> Result<(), String> {
         self.begun_may_be_done();
         let mut broken = vec![];
@@ -238,7 +239,7 @@ impl Claims {
         told(broken)
     }
 
-    /// Allows begun changes to be done: a daemon may have outlived a trainer, and have committed a change whose end that trainer never saw.
+    /// Allows begun changes to be done. A daemon may outlive a trainer, and commit a change whose end the trainer never saw.
     fn begun_may_be_done(&mut self) {
         let begun = |(path, claim): (&String, &Claim)| {
             let to = match &claim.will {
@@ -262,7 +263,7 @@ impl Claims {
         }
     }
 
-    /// The auditor removed a whole folder itself: no name below it is there.
+    /// Records that the auditor removed a whole folder, so that no name below it is there.
     pub(crate) fn removed(&mut self, folder: &str) {
         self.standing.retain(|path, _| !covers(folder, path));
         self.moving.retain(|(from, _)| !covers(folder, from));
@@ -274,7 +275,7 @@ impl Claims {
         self.promised.by.entry(By::Unlink).or_default().recorded += 1;
     }
 
-    /// Forgets names that are not there and were compared once, so that a long campaign's book stays small.
+    /// Forgets absent names, which were compared once, so that a long campaign's book stays small.
     pub(crate) fn forget_absent(&mut self) {
         self.standing.retain(|_, claim| claim.is != Holds::Absent || claim.will.is_some());
     }

@@ -45,7 +45,7 @@ fn read(file: &mut File, most_bytes: u64) -> io::Result<Bytes> {
     }
 }
 
-/// Whether a name holds what it should; the error says what it holds instead.
+/// Checks that a name holds what it should. The error says what it holds instead.
 pub(crate) fn compare(path: &Path, holds: &Holds, compared_bytes: &mut u64) -> Result<(), String> {
     let text = |error: io::Error| format!("cannot be read: {error}; it should hold {holds:?}");
     if *holds == Holds::Absent {

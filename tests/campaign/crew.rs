@@ -1,4 +1,4 @@
-//! The trainers: real processes, started, paused, killed and started again; their events go into the book.
+//! The trainers: real processes, started, paused, killed and started again. Their events go into the book.
 //!
 //! Owns: the processes, their pages and the threads that read them. Does not own: when a trainer is killed (`rounds`),
 //! the meaning of the events (`claims`).
@@ -18,7 +18,7 @@ use tidemark_tests::process;
 
 use crate::claims::Claims;
 
-/// The kind of each trainer. Quick kinds come twice, so that at most moments some call of each sort is under way.
+/// The kind of each trainer. Quick kinds appear more than once, so that at most moments some call of each sort is under way.
 const KINDS: [&str; 12] = [
     "bulk",
     "sequential",
@@ -33,18 +33,18 @@ const KINDS: [&str; 12] = [
     "renaming",
     "renaming",
 ];
-/// Calls that wait for the daemon are answered after its restart; then each trainer ends the round it is in.
+/// Limit of a pause. Calls that wait for the daemon are answered after its restart, and each trainer first ends its round.
 const PAUSE_LIMIT: Duration = Duration::from_secs(60);
-/// For each trainer that is left when a campaign has failed.
+/// Limit of the wait for each trainer that is left when a campaign has failed.
 const LEFT_LIMIT: Duration = Duration::from_secs(1);
-/// Folders of dead trainers that are kept, per seat, so that what they left is compared for some rounds.
+/// Folders of dead trainers that are kept for each place, so that their files are compared for some rounds.
 const DEAD_FOLDERS_KEPT: usize = 1;
 
 /// The reports of all trainers.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     pub(crate) claims: Claims,
-    /// The last pause that each seat has begun.
+    /// The last pause that the trainer at each place has begun.
     paused: Vec<u64>,
     failures: Vec<Failure>,
 }
@@ -67,21 +67,21 @@ struct Seat {
     dead_folders: Vec<String>,
 }
 
-/// All seats. Dropped: killed.
+/// All places. Dropping the crew kills its trainers.
 #[derive(Debug)]
 pub(crate) struct Crew {
     seats: Vec<Seat>,
     book: Arc<Mutex<Book>>,
     dice: Dice,
     mount: PathBuf,
-    /// The folder of this life of the node, below the mount.
+    /// Folder of this life of the node, below the mount.
     pub(crate) top: String,
     pauses: u64,
     figures: BTreeMap<Act, ActFigures>,
 }
 
 impl Crew {
-    /// Nobody runs yet.
+    /// Makes a crew in which no trainer runs yet.
     pub(crate) fn new(mount: &Path, pages: &Path, seed: u64) -> Self {
         let seat = |(number, kind): (usize, &&'static str)| Seat {
             kind,
@@ -116,7 +116,7 @@ impl Crew {
         Arc::clone(&self.book)
     }
 
-    /// Begins a life of the node: everyone works in a new folder.
+    /// Begins a life of the node, in which every trainer works in a new folder.
     pub(crate) fn begin(&mut self, top: String, pages: &Path) {
         self.top = top;
         for seat in &mut self.seats {
@@ -125,7 +125,7 @@ impl Crew {
         self.fill(pages);
     }
 
-    /// Starts a trainer at each empty seat, in a folder of its own.
+    /// Starts a trainer at each empty place, in a folder of its own.
     pub(crate) fn fill(&mut self, pages: &Path) {
         for number in 0..self.seats.len() {
             if self.seats[number].running.is_some() {
@@ -156,8 +156,8 @@ impl Crew {
         self.seats.iter().map(|seat| seat.page.doing())
     }
 
-    /// Sends SIGKILL to a trainer and returns its current call. The trainer is gone only when it is buried: if it waits
-    /// for an answer of the daemon, it ends when that answer has come.
+    /// Sends SIGKILL to a trainer and returns its current call. If the trainer waits for an answer of the daemon, it ends
+    /// only after that answer, so [`Self::bury`] waits for its end.
     pub(crate) fn strike(&mut self, number: usize) -> Option<Doing> {
         let seat = &mut self.seats[number];
         let (child, _) = seat.running.as_mut()?;
@@ -166,7 +166,7 @@ impl Crew {
         doing
     }
 
-    /// Waits until a trainer that was struck has ended and all its words are in the book.
+    /// Waits until a trainer that was struck has ended and all its events are in the book.
     pub(crate) fn bury(&mut self, number: usize) {
         let Some((mut child, reader)) = self.seats[number].running.take() else { return };
         let ended = process::wait(&mut child, PAUSE_LIMIT).expect("waiting for a child of ours");
@@ -185,7 +185,7 @@ impl Crew {
         }
     }
 
-    /// Every trainer ends the round it is in, and then itself.
+    /// Makes every trainer end its round and exit, and waits for that.
     pub(crate) fn end_all(&mut self) {
         self.ask(Asked::End);
         for number in 0..self.seats.len() {
@@ -214,7 +214,7 @@ impl Crew {
         }
     }
 
-    /// Returns when every trainer has told that nothing is open and nothing happens.
+    /// Pauses all trainers, and waits until each reports that it has no file open and makes no call.
     pub(crate) fn pause(&mut self) -> Result<(), String> {
         self.pauses += 1;
         let number = self.pauses;
@@ -244,7 +244,7 @@ impl Crew {
         }
     }
 
-    /// The system calls that failed before a moment; those after it were excused, and are forgotten.
+    /// Fails if system calls failed before a moment. Later failures are excused and forgotten.
     pub(crate) fn failures_before(&self, before_ns: u64) -> Result<(), String> {
         let failures = std::mem::take(&mut self.book().failures);
         let bad: Vec<String> = failures
@@ -259,7 +259,7 @@ impl Crew {
         }
     }
 
-    /// Folders of trainers long dead, which may go now.
+    /// Returns the folders of trainers long dead, which may be removed now.
     pub(crate) fn outdated_folders(&mut self) -> Vec<String> {
         let mut outdated = vec![];
         for seat in &mut self.seats {
@@ -280,8 +280,7 @@ impl Drop for Crew {
         for (child, _) in self.seats.iter_mut().filter_map(|seat| seat.running.as_mut()) {
             drop(child.kill());
         }
-        // If a trainer waits for a daemon that does not answer, it ends only when the mount goes, which is dropped
-        // later.
+        // A trainer that waits for a daemon that does not answer ends only with the mount, which is dropped later.
         for (child, _) in self.seats.iter_mut().filter_map(|seat| seat.running.as_mut()) {
             drop(process::wait(child, LEFT_LIMIT));
         }

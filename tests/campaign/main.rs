@@ -1,8 +1,8 @@
-//! Killed at any moment, over and over, under load: is every promise kept? Real daemons and trainers, killed by
-//! SIGKILL, and an auditor outside that wrote down each promise only after its call had returned.
+//! Is every promise kept when processes are killed at any moment, over and over, under load? Real daemons and trainers
+//! are killed by SIGKILL. An auditor outside records each promise only after its call has returned.
 //!
-//! Owns: the question over time; the suite `crash` owns the single step. `cargo xtask soak` runs the same for as
-//! long as the caller likes.
+//! Owns: the question over time. Does not own: the single step (the suite `crash`). `cargo xtask soak` runs the same for
+//! as long as the caller likes.
 
 #![expect(clippy::cast_precision_loss, reason = "figures for people")]
 
@@ -22,15 +22,15 @@ use tidemark_tests::machine;
 
 use crate::rounds::Settings;
 
-/// The switch: whether the serving daemon and its keeper are killed alone. Needs a mount that survives its daemon.
+/// Whether the serving daemon and its keeper are also killed alone, which needs a mount that survives its daemon.
 const DAEMON_KILLS: bool = true;
-/// How long, in seconds; set by `cargo xtask soak`.
+/// Variable with the duration in seconds, set by `cargo xtask soak`.
 const SECONDS_ENV: &str = "TIDEMARK_CAMPAIGN_SECONDS";
-/// The seed; without it one is drawn, and shown.
+/// Variable with the seed. Without it, a seed is drawn and shown.
 const SEED_ENV: &str = "TIDEMARK_CAMPAIGN_SEED";
-/// A file for the figures, JSON.
+/// Variable with the path of a JSON file for the figures.
 const REPORT_ENV: &str = "TIDEMARK_CAMPAIGN_REPORT";
-/// Enough rounds for every sort of kill, short enough for every run of CI.
+/// Default duration: enough rounds for every sort of kill, short enough for every run of CI.
 const SHORT: Duration = Duration::from_secs(45);
 const LONG: Duration = Duration::from_secs(240);
 

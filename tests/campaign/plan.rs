@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tidemark_tests::campaign::dice::Dice;
 
-/// Work of a round before its kill.
+/// Duration of a round's work before its kill, in milliseconds.
 const WORK_MS: std::ops::Range<u64> = 200..1_500;
-/// Interval, in rounds, at which the whole node goes down and starts with empty memory; the last round always does
-/// so.
+/// Interval, in rounds, at which the whole node goes down and starts with empty memory. The last round always does
+/// that.
 const NODE_EVERY: u64 = 8;
 const TRAINERS_MOST: u64 = 3;
 
@@ -21,9 +21,9 @@ pub(crate) enum Kill {
     Nobody,
     /// The serving daemon. The mount, the open files and Tier-1 stay, and it is started again.
     Daemon,
-    /// The keeper. The mount goes; what was committed is there after a start with empty memory.
+    /// The keeper. The mount goes. After a start with empty memory, committed files are there.
     Keeper,
-    /// Keeper and daemon, at the same time; then as for the keeper.
+    /// Keeper and daemon at the same time. The rest is as for the keeper.
     Node,
 }
 
@@ -32,14 +32,14 @@ pub(crate) enum Kill {
 pub(crate) struct Round {
     pub(crate) work: Duration,
     pub(crate) kill: Kill,
-    /// Wait, a little, until a write, an open and a rename are under way; the others kill blindly.
+    /// Whether the kill waits, a little, until a write, an open and a rename are under way. If not, it comes blindly.
     pub(crate) aimed: bool,
-    /// Seats whose trainer is killed.
+    /// Places whose trainer is killed.
     pub(crate) trainers: Vec<usize>,
-    /// Whether the trainers are killed just after the daemon, which is to learn of it when it is back. Otherwise they
-    /// are killed just before.
+    /// Whether the trainers are killed just after the daemon, so that the next daemon must notice. If not, they are killed
+    /// just before.
     pub(crate) while_away: bool,
-    /// Ask `flush --wait` once the promises were compared.
+    /// Whether `flush --wait` runs after the promises were compared.
     pub(crate) flush: bool,
 }
 
@@ -59,7 +59,7 @@ impl Plan {
 
     pub(crate) fn next_round(&mut self) -> Round {
         self.number += 1;
-        // Every throw is made in every round, so that the switch does not shift those that follow.
+        // Every number is drawn in every round, so that `daemon_kills` does not shift later draws.
         let work = Duration::from_millis(self.dice.within(WORK_MS));
         let (kind, which) = (self.dice.within(0..10), self.dice.one_in(3));
         let count = self.dice.within(0..TRAINERS_MOST + 1);
@@ -77,12 +77,12 @@ impl Plan {
             trainers.into_iter().take(taken).map(|seat| usize::try_from(seat).expect("a few")).collect();
         trainers.sort_unstable();
         trainers.dedup();
-        // Before the node goes there is something to lose.
+        // A flush before the node goes leaves committed files that could be lost.
         let flush = flush || (self.number + 1).is_multiple_of(NODE_EVERY);
         Round { work, kill, aimed, trainers, while_away, flush }
     }
 
-    /// The rounds after which a campaign may end: nothing is left unproven by the last.
+    /// Whether a campaign may end after this round, because the round has checked everything.
     pub(crate) fn is_whole(&self) -> bool {
         self.number > 0 && self.number.is_multiple_of(NODE_EVERY)
     }

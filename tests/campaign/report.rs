@@ -11,29 +11,30 @@ use tidemark_tests::campaign::page::{Act, ActFigures, Doing};
 use crate::claims::Promised;
 use crate::watch::Tier1;
 
-/// At least one in this many kills of a daemon must have met a write, an open and a rename under way, and at least
-/// one of all. Otherwise the campaign was too quiet to prove anything.
+/// At least one in this many kills of a daemon must meet a write, an open and a rename under way, and at least one kill
+/// in all. Otherwise the campaign was too quiet to prove anything.
 const COUNTED_ONE_IN: u64 = 2;
 /// Kills from which `COUNTED_ONE_IN` applies. With fewer, one counted kill is enough: some are not aimed, and some
 /// miss.
 const COUNTED_FROM: u64 = 20;
-/// Descriptors that come and go: connections of `ckptctl` and the sampling, ready files of Tier-1's pool.
+/// Descriptors allowed above the start, since some come and go: connections of `ckptctl` and the sampling, and ready
+/// files of Tier-1's pool.
 const DESCRIPTORS_MORE: u64 = 8;
 
 /// Kills of one sort.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Kills {
     pub(crate) injected: u64,
-    /// Kills that waited for such a moment.
+    /// Kills that waited for a write, an open and a rename under way.
     pub(crate) aimed: u64,
     /// Kills with a write, an open and a rename unanswered at that instant.
     pub(crate) counted: u64,
-    /// How many met at least one call of a sort.
+    /// Kills that met at least one call of each sort.
     pub(crate) inside_of: BTreeMap<Act, u64>,
 }
 
 impl Kills {
-    /// Takes down a kill and the calls that had begun before it and were unanswered after it.
+    /// Records a kill, and the calls that had begun before it and were unanswered after it.
     pub(crate) fn injected(&mut self, aimed: bool, unanswered: &[Doing]) {
         self.injected += 1;
         self.aimed += u64::from(aimed);
@@ -45,19 +46,19 @@ impl Kills {
     }
 }
 
-/// A kill counts when something was at stake.
+/// Whether a kill counts, because it met a write, an open and a rename.
 pub(crate) fn counts(acts: &std::collections::BTreeSet<Act>) -> bool {
     [Act::Write, Act::Open, Act::Rename].iter().all(|act| acts.contains(act))
 }
 
-/// How often a call returned, and its longest time.
+/// How often a call returned, and its longest duration.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Calls {
     pub(crate) count: u64,
     pub(crate) longest_ms: f64,
 }
 
-/// State that is left when all work is removed again.
+/// State of the node after all work was removed again.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Rest {
     pub(crate) gauges: BTreeMap<String, f64>,
@@ -74,7 +75,7 @@ impl Rest {
     }
 }
 
-/// All of it.
+/// All findings of a campaign.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) seed: u64,
@@ -163,7 +164,7 @@ impl Report {
         problems
     }
 
-    /// For people.
+    /// Returns the report as a table for people.
     pub(crate) fn table(&self) -> String {
         let mut text = format!(
             "campaign: seed {}, {:.0} s, {} rounds, {} flushes, daemon kills {}\n",

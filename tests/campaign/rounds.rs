@@ -1,6 +1,6 @@
 //! A campaign from its start to its report: work, kill, compare, over and over.
 //!
-//! Owns: the order of things and the moment of each kill. Does not own: the promises (`claims`), the trainers
+//! Owns: the order of the steps and the moment of each kill. Does not own: the promises (`claims`), the trainers
 //! (`crew`), the demands on the figures (`report`).
 
 use std::collections::BTreeSet;
@@ -22,17 +22,17 @@ use crate::report::{Report, counts};
 use crate::site::{TIER3_BYTES_MAX, bytes_below, options, tier3_dir, warm, within_limit};
 use crate::watch::{IDLE_GAUGES, Watch, descriptors};
 
-/// How long a kill waits for a write, an open and a rename at the same time.
+/// Longest wait of a kill for a write, an open and a rename at the same time.
 const AIM_LIMIT: Duration = Duration::from_secs(3);
-/// Short against each of those calls.
+/// Interval of the checks for that moment, short against each of those calls.
 const AIM_EVERY: Duration = Duration::from_micros(20);
-/// The aim of the project is well below a second; this only ends a campaign that hangs.
+/// Limit of a restart, which only ends a campaign that hangs. The project's goal is well below a second.
 const SERVED_AGAIN_LIMIT: Duration = Duration::from_secs(60);
-/// Comparing all that stands reads some hundred MiB; a call that hangs ends the campaign.
+/// Limit of a comparison, which reads some hundred MiB. A call that hangs ends the campaign.
 const AUDIT_LIMIT: Duration = Duration::from_secs(240);
-/// The node's last work after everything was removed.
+/// Limit of the node's last work after everything was removed.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
-/// A process that was killed is gone after its memory was given back.
+/// Limit of an end. A killed process is gone only after its memory was freed.
 const DEATH_LIMIT: Duration = Duration::from_secs(30);
 /// Settings that a person may choose.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ pub(crate) struct Settings {
     pub(crate) daemon_kills: bool,
 }
 
-/// Runs a campaign. Panics at the first broken promise, with what is broken.
+/// Runs a campaign. Panics at the first broken promise, and names it.
 pub(crate) fn run(settings: &Settings) -> Report {
     let mut campaign = Campaign::start(settings);
     let began = Instant::now();
@@ -59,7 +59,7 @@ pub(crate) fn run(settings: &Settings) -> Report {
 }
 
 struct Campaign {
-    // First, so that it is dropped first: trainers are killed before their mount goes.
+    // The first field is dropped first, so that trainers are killed before their mount goes.
     crew: Crew,
     watch: Watch,
     daemon: Daemon,
@@ -120,7 +120,7 @@ impl Campaign {
         }
     }
 
-    /// SIGKILL to the serving daemon alone. No trainer may notice more than a wait.
+    /// Kills the serving daemon alone. No trainer may notice more than a wait.
     fn kill_daemon(&mut self, round: &Round) {
         let pid = self.daemon.ready().pid;
         let killed = Instant::now();
@@ -138,7 +138,8 @@ impl Campaign {
         self.watch.follow(&self.daemon);
     }
 
-    /// The mount goes, and with it memory: what was committed is there after a start with nothing but Tier-3.
+    /// Kills the keeper, or keeper and daemon, and with them mount and memory. After a start with nothing but Tier-3,
+    /// committed files must be there.
     fn kill_node(&mut self, round: &Round) {
         let keeper = self.daemon.keeper_pid();
         let what = if round.kill == Kill::Keeper { "keeper" } else { "node" };
@@ -174,7 +175,7 @@ impl Campaign {
         self.crew.begin(format!("node-{}", self.lives), &self.pages);
     }
 
-    /// Waits for the moment, kills, and gives the calls that had begun before and were unanswered after.
+    /// Waits for the moment, kills, and returns the calls that had begun before and were unanswered after.
     fn shoot(&self, round: &Round, kill: impl FnOnce()) -> Vec<Doing> {
         let deadline = Instant::now() + AIM_LIMIT;
         while round.aimed && Instant::now() < deadline {
@@ -214,14 +215,14 @@ impl Campaign {
         self.broken(round, kept);
     }
 
-    /// Asks for all to be committed, and takes down what was said to be.
+    /// Runs `flush --wait`, and records which names it reports as committed.
     fn flush(&mut self, round: &Round) {
         let output = self.daemon.ctl(&["flush", "--wait", "--timeout", "120", "-o", "json"]);
         let flush: Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("flush printed no JSON ({error}): {}", shown(&output)));
         let rows = flush["pending"].as_array().unwrap_or_else(|| panic!("no list in {flush:#}"));
         assert_eq!(output.status.code(), Some(i32::from(!rows.is_empty())), "{}", shown(&output));
-        // Trainers stand still, so nothing is open or mapped, and Tier-3 is there: only what was cut may be left.
+        // Since trainers are paused and Tier-3 is in reach, only saves that a kill cut short may be pending.
         for row in rows {
             assert!(
                 row["reason"] == "torn" || row["reason"] == "incomplete",
@@ -236,12 +237,12 @@ impl Campaign {
         self.report.flushes += 1;
     }
 
-    /// Removes a folder of the trainers in which none of them works.
+    /// Removes a folder in which no trainer works.
     fn remove(&self, folder: &str) {
         let place = self.daemon.mount().join(folder);
         match fs::remove_dir_all(&place) {
             Ok(()) => {}
-            // After a restart there is nothing where nothing was committed.
+            // If nothing in the folder was committed, it is not there after a restart.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => panic!("removing {}: {error}\n{}", place.display(), self.daemon.log_tail()),
         }
@@ -261,7 +262,7 @@ impl Campaign {
         self.start_again();
     }
 
-    /// Ends all trainers; commits and removes everything, and compares once more with empty memory.
+    /// Ends all trainers, commits and removes everything, and compares once more with empty memory.
     fn end(&mut self) {
         let last = Round {
             work: Duration::ZERO,
@@ -293,8 +294,8 @@ impl Campaign {
         self.daemon.stop();
     }
 
-    /// Takes down the gauges and descriptors when all work is done, or as they are when it does not end: memory of
-    /// removed files is given back bit by bit, with their descriptors open.
+    /// Records gauges and descriptors when all work is done, or after a limit. Waits because the daemon frees the memory of
+    /// removed files bit by bit, with their descriptors open.
     fn idle(&mut self) {
         let (daemon, rest) = (&self.daemon, &mut self.report.rest);
         process::until(IDLE_LIMIT, || {

@@ -1,4 +1,4 @@
-//! The place of a campaign: the daemon's budget and settings, where Tier-3 lies, and calls that may hang.
+//! The surroundings of a campaign: the daemon's budget and settings, the place of Tier-3, and calls that may hang.
 //!
 //! Owns: sizes and places. Does not own: what happens there (`rounds`).
 
@@ -11,22 +11,22 @@ use tempfile::TempDir;
 use tidemark_tests::daemon::{Daemon, DaemonOptions};
 use tidemark_tests::tier3;
 
-/// More than the trainers' rings, logs and steps, with those of the dead that are still compared.
+/// Budget for the files of all trainers, with those of dead trainers that are still compared.
 const TIER1: &str = "768MiB";
-/// Commits happen in the background too, while other files are rewritten too often to settle. Torn checkpoints stay
-/// visible, because the auditor looks for each promised file at its own path.
+/// Settings with which files settle soon, so that commits also happen in the background. Some files are rewritten too
+/// often to settle. Torn checkpoints stay visible, because the auditor looks for each promised file at its own path.
 const CONFIG: &str =
     "[torn]\nhide = false\n[save]\nsettle_s = 1.0\n[shutdown]\ndrain_timeout_s = 5\ngrace_s = 1\n";
-/// Size at which a campaign starts over with an empty Tier-3. Nothing retires versions yet, so a long campaign would
-/// outgrow it.
+/// Size at which a campaign starts over with an empty Tier-3. Its settings retire no versions, so Tier-3 would grow
+/// without bound.
 pub(crate) const TIER3_BYTES_MAX: u64 = 2 << 30;
-/// Tier-3 lies in memory if that has room for it and for its growth between two measurements of its size. Tier-3 is
-/// thousands of files, and some disks take longer to remove them than the whole campaign takes. Tier-3 outlives the
-/// daemon either way.
+/// Memory in which Tier-3 lies, if there is room for it and for its growth between two measurements of its size. Some
+/// disks take longer to remove Tier-3's thousands of files than the whole campaign takes. Tier-3 outlives the daemon
+/// either way.
 const SHM: &str = "/dev/shm";
 const SHM_FREE_BYTES: u64 = 3 * TIER3_BYTES_MAX;
 
-/// The daemon of a campaign, over its Tier-3.
+/// Returns the options of a campaign's daemon, over its Tier-3.
 pub(crate) fn options(tier3: &Path) -> DaemonOptions {
     DaemonOptions {
         tier1: TIER1.into(),
@@ -36,7 +36,7 @@ pub(crate) fn options(tier3: &Path) -> DaemonOptions {
     }
 }
 
-/// Opens, before the count, the files that the daemon opens once and keeps, or keeps ready.
+/// Makes the daemon open, before descriptors are counted, the files that it opens once and keeps, or keeps ready.
 pub(crate) fn warm(daemon: &Daemon) {
     let folder = daemon.mount().join("warm");
     fs::create_dir(&folder).expect("the daemon lives");
@@ -49,7 +49,7 @@ pub(crate) fn warm(daemon: &Daemon) {
     daemon.flush();
 }
 
-/// Where Tier-3 lies for the whole campaign.
+/// Makes the directory of Tier-3 for the whole campaign.
 pub(crate) fn tier3_dir() -> TempDir {
     let free = rustix::fs::statvfs(SHM).map_or(0, |found| found.f_bavail * found.f_frsize);
     let mut name = tempfile::Builder::new();
@@ -58,7 +58,7 @@ pub(crate) fn tier3_dir() -> TempDir {
     made.expect("a directory for Tier-3")
 }
 
-/// Runs `work` in a thread of its own: otherwise a call on a mount that does not answer could not be abandoned.
+/// Runs `work` in a thread of its own, so that a call on a mount that does not answer can be abandoned.
 pub(crate) fn within_limit(
     limit: Duration,
     work: impl FnOnce() -> Result<(), String> + Send + 'static,
@@ -72,7 +72,7 @@ pub(crate) fn within_limit(
     answer.recv_timeout(limit).unwrap_or_else(|_| Err(late()))
 }
 
-/// The sizes of all files below a folder.
+/// Returns the sum of the sizes of all files below a folder.
 pub(crate) fn bytes_below(folder: &Path) -> u64 {
     tier3::files_below(folder)
         .iter()

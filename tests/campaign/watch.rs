@@ -1,4 +1,4 @@
-//! The daemon's own figures, read from outside all the while: gauges, Tier-1's use, open descriptors.
+//! The daemon's own figures, read from outside during the whole campaign: gauges, Tier-1's use, open descriptors.
 //!
 //! Owns: the sampling. Does not own: the demands on the figures (`report`).
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tidemark_tests::daemon::{Daemon, http_get_from, metric_sum};
 
-/// Often enough to see a save go beyond the budget; each sample is one small answer.
+/// Interval of samples, short enough to see a save exceed the budget. Each sample is one small answer.
 const SAMPLE_EVERY: Duration = Duration::from_millis(50);
 /// Gauges that are zero when nothing is under way.
 pub(crate) const IDLE_GAUGES: [&str; 4] = [
@@ -54,7 +54,7 @@ impl Watch {
         Self { ended, state, thread: Some(thread) }
     }
 
-    /// The daemon was started again, perhaps with another address.
+    /// Follows a daemon that was started again, perhaps with another address.
     pub(crate) fn follow(&self, daemon: &Daemon) {
         self.state.lock().expect("no panic in the sampling").0 = daemon.ready().http.clone();
     }
@@ -75,7 +75,7 @@ impl Drop for Watch {
 
 fn sample(state: &Mutex<(String, Tier1)>) {
     let address = state.lock().expect("no panic in the sampling").0.clone();
-    // The daemon may be dead at the moment; then there is nothing to sample.
+    // A daemon that is dead at the moment gives no sample.
     let Ok(text) = http_get_from(&address, "/metrics") else { return };
     let mut state = state.lock().expect("no panic in the sampling");
     let tier1 = &mut state.1;
@@ -84,7 +84,7 @@ fn sample(state: &Mutex<(String, Tier1)>) {
     tier1.most_used_bytes = tier1.most_used_bytes.max(metric_sum(&text, "tidemark_tier1_used_bytes", &[]));
 }
 
-/// Open descriptors of the serving daemon, by what they are.
+/// Counts the open descriptors of the serving daemon by kind.
 pub(crate) fn descriptors(daemon: &Daemon) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     let folder = format!("/proc/{}/fd", daemon.ready().pid);
@@ -96,7 +96,7 @@ pub(crate) fn descriptors(daemon: &Daemon) -> BTreeMap<String, u64> {
             Some(("anon_inode", kind)) => kind.trim_matches(['[', ']']).to_owned(),
             Some((kind, _)) if !kind.starts_with('/') => kind.to_owned(),
             _ if target.starts_with("/dev/") => target.into_owned(),
-            // Files of one sort differ in their numbers.
+            // Names of files of one kind differ only from their first digit on.
             _ => {
                 let name = target.rsplit('/').next().unwrap_or_default();
                 name.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default().to_owned()

@@ -1,6 +1,6 @@
-//! The catalog in a real etcd: steps that are made once, by the holder of the lease alone, and read whole.
+//! The catalog in a real etcd: only the holder of the lease takes steps, each once, and the catalog is read as a whole.
 //!
-//! Does not own: what is written (control's unit tests), the lease (`lease`), the change of coordinators (`failover`).
+//! Does not own: the content of steps (control's unit tests), the lease (`lease`), the change of coordinators (`failover`).
 
 use std::time::{Duration, Instant};
 use tidemark_control::catalog::{CatalogLog, Step, StepError};
@@ -16,7 +16,7 @@ fn access(etcd: &Etcd) -> EtcdAccess {
     EtcdAccess::open(place, &EtcdSettings::default()).expect("no files are named")
 }
 
-/// A holder of the lease, and the catalog in its term.
+/// Returns a holder of the lease, its epoch, and the catalog in its term.
 async fn holder(etcd: &Etcd, name: &str) -> (EtcdLease, Epoch, EtcdCatalog) {
     let mut lease = EtcdLease::new(access(etcd), name.to_owned(), 1, LeaseTimes::etcd());
     let give_up = Instant::now() + Duration::from_secs(20);
@@ -48,7 +48,7 @@ fn removal(writer: &mut Writer, counter: u64) -> Vec<Change> {
 async fn a_step_is_made_once_and_a_request_that_comes_late_undoes_nothing() {
     let Some(etcd) = Etcd::start() else { return };
     let (_lease, epoch, catalog) = holder(&etcd, "n1@a:1").await;
-    // Another connection of the same coordinator, whose requests are as late as they can be.
+    // A second connection of the same coordinator stands for its late requests.
     let late = EtcdCatalog::new(access(&etcd), epoch);
     assert_eq!(catalog.load().await.expect("etcd answers"), None);
     assert_eq!(late.load().await.expect("etcd answers"), None);

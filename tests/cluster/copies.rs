@@ -1,4 +1,4 @@
-//! Copies in other nodes' memory: damage to their bytes, and the speed of copying.
+//! Copies in other nodes' memory: damage to their bytes, the pace of copying, and eviction.
 //!
 //! Does not own: how copies come about (`tree`), damage on one node (the durability suite).
 
@@ -14,7 +14,7 @@ use crate::site::{Cluster, LIMIT, MIB, noise};
 
 const OFFSET: u64 = 100;
 
-/// The files in a daemon's memory that hold these bytes: it has their directory open.
+/// Returns the files in a daemon's memory that hold these bytes. Finds them by the directory that the daemon has open.
 pub(crate) fn in_memory(pid: u32, bytes: &[u8]) -> Vec<PathBuf> {
     let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("a daemon that runs");
     let directories = open.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_dir());
@@ -33,8 +33,8 @@ fn flip(path: &Path) {
     file.write_all_at(&[byte[0] ^ 0x10], OFFSET).expect("writing a byte");
 }
 
-/// Goal: a node reports a copy whose bytes are wrong. `verify --deep` finds this, and the node withdraws the copy and gets it again.
-/// Method: one bit of a copy flips in the partner's memory, past its daemon; nothing else reveals it.
+/// Goal: if `verify --deep` finds a copy whose bytes are wrong, the node reports it, withdraws the copy and gets it again.
+/// Method: one bit of a copy flips in the partner's memory, past its daemon. Only `verify` reveals it.
 #[test]
 fn a_copy_that_is_not_what_was_sealed_is_found_and_made_again() {
     let Some(cluster) = Cluster::start() else { return };
@@ -64,16 +64,16 @@ fn a_copy_that_is_not_what_was_sealed_is_found_and_made_again() {
     let found = verify();
     let said = found["unchecked"][0]["what"].as_str().unwrap_or_default();
     assert!(said.contains("peer n") && said.contains("its chunk 0 has checksum"), "{found:#}");
-    // The home has it, so nothing is lost.
+    // The home still has the bytes, so nothing is lost.
     assert_eq!(found["unrecoverable"], serde_json::json!([]));
-    // The copy's bytes are there a moment before the coordinator knows of it.
+    // The copy's bytes are there a moment before the coordinator knows of the copy.
     let is_again = || (copies().len() == 1 && verify() == before).then_some(());
     let again = process::until(Duration::from_secs(30), is_again);
     assert!(again.is_some(), "{:#}\n{}", verify(), shown(&coordinator.ctl(&["events"])));
 }
 
-/// Goal: on each node that wrote of a checkpoint its completion sets the pace of the copies, though another node decided it, and on no
-/// other; who waits for a flush anywhere lifts it.
+/// Goal: when a checkpoint is complete, exactly the nodes that wrote of it pace their copies, even if another node decided it. A
+/// flush that waits on any node lifts the pace.
 #[test]
 fn a_complete_checkpoint_paces_the_copies_of_who_wrote_it_and_a_flush_lifts_that() {
     let Some(cluster) = Cluster::start() else { return };
@@ -108,8 +108,8 @@ fn a_complete_checkpoint_paces_the_copies_of_who_wrote_it_and_a_flush_lifts_that
     }
 }
 
-/// Goal: what a member only read is a copy of what Tier-3 has, and gives way like any other: it reads more than it has memory for and
-/// saves all the same, also when its daemon died in between.
+/// Goal: bytes that a member only read are evicted like other copies of what Tier-3 has. Method: the member reads more than it has
+/// memory for and saves all the same, also after its daemon was killed.
 #[test]
 fn what_a_member_only_read_gives_way() {
     const FILES: u8 = 20;
@@ -140,8 +140,8 @@ fn what_a_member_only_read_gives_way() {
     reads_and_saves(&cluster, 3);
 }
 
-/// Goal: a node whose memory was needed finds what it wrote and gave up under the name that another node gave it, with bytes and
-/// mode; and so do the others after it has looked.
+/// Goal: a file that was evicted from its writer's node, and that another node renamed, is there under the new name, with bytes and
+/// mode. Method: the writer's node looks first, then the other nodes.
 #[test]
 fn what_a_node_gave_up_is_there_under_the_name_that_another_gave_it() {
     const FILES: u8 = 20;

@@ -1,5 +1,5 @@
-//! A node is told to end while another takes the coordinator role: the choice of that node, and whether each drains by the rule of its role
-//! then.
+//! A node is told to end while another takes the coordinator role: the choice of that node, and whether each node drains by the rule of
+//! its role at that time.
 //!
 //! Does not own: the end of a node while nothing else changes (`tree`), the role of nodes that stay (`failover`).
 
@@ -12,10 +12,10 @@ use tidemark_tests::process;
 
 use crate::site::{Cluster, LIMIT, MIB, noise};
 
-/// A save of tests is waited for longer than a lease lives.
+/// Configuration with which an end waits for a save longer than a lease lives.
 const PATIENT: &str = "[shutdown]\ngrace_s = 40\ndrain_timeout_s = 60\n";
 
-/// Begins the end of a daemon, which does not come while a program saves.
+/// Begins the end of a daemon, which waits while a program saves.
 fn tell_to_end(daemon: &Daemon) {
     process::signal(daemon.keeper_pid(), Signal::TERM);
     let drains =
@@ -29,7 +29,7 @@ fn assert_ends_durable(cluster: &mut Cluster, node: usize) {
     assert_eq!(ended.and_then(|status| status.code()), Some(0), "{}", daemon.log_tail());
 }
 
-/// Goal: a node that stays takes the coordinator role. Method: the coordinator's node is lost while another waits at its end for a save.
+/// Goal: a node that stays takes a free coordinator role. Method: the coordinator's node is lost while another waits at its end for a save.
 #[test]
 fn a_node_that_ends_leaves_the_free_seat_to_one_that_stays() {
     let Some(mut cluster) = Cluster::start_with_lease_and(PATIENT) else { return };
@@ -49,8 +49,8 @@ fn a_node_that_ends_leaves_the_free_seat_to_one_that_stays() {
     assert!(fs::read(cluster.mount(stays).join("run/step_1.pt")).unwrap() == bytes);
 }
 
-/// Goal: a coordinator that loses its role while it drains ends as a member does, with its last save in Tier-3. Method: it waits at its end
-/// for a save, and is cut off from etcd alone.
+/// Goal: a coordinator that loses its role while it drains ends as a member does, with its last save in Tier-3. Method: the coordinator
+/// waits at its end for a save, and is cut off from etcd alone.
 #[test]
 fn a_coordinator_that_loses_its_seat_while_it_drains_ends_as_a_member() {
     let Some(mut cluster) = Cluster::start_with_lease_and(PATIENT) else { return };

@@ -18,10 +18,10 @@ use crate::copies::in_memory;
 use crate::job::Plan;
 use crate::site::{Cluster, LIMIT, MIB, SEAT_TAKEN, names, noise};
 
-/// The coordinator's log says so once etcd has all of it.
+/// Line in the coordinator's log once etcd has the whole catalog.
 const CATALOG_KEPT: &str = "the whole catalog is kept in etcd";
 
-/// The log of a new coordinator says of the catalog before whether it is known.
+/// Field in the log of a new coordinator that does not know the earlier catalog.
 const NOTHING_KNOWN: &str = r#""before":"unknown""#;
 const KEPT_IN_ETCD: &str = r#""before":"kept in etcd""#;
 const OWN: &str = r#""before":"own""#;
@@ -29,8 +29,8 @@ const OWN: &str = r#""before":"own""#;
 const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20, tracker: false };
 
 /// Goal: the coordinator's node is lost with its rank and its memory right after `replicated`, while Tier-3 cannot be reached. Another node
-/// becomes the coordinator and knows every name. The job goes on from peers bit for bit, with a fresh node of another name in the place of
-/// the lost one. When Tier-3 is back, all is committed.
+/// becomes the coordinator and knows every name. The job goes on from peers bit for bit, with a fresh node of another name instead of the
+/// lost one. When Tier-3 is back, all is committed.
 #[test]
 fn a_job_goes_on_from_peers_when_the_coordinator_is_lost_and_tier3_is_away() {
     let Some(python) = Python::find() else { return };
@@ -80,7 +80,7 @@ fn when_two_partners_are_lost_all_ranks_go_on_from_the_newest_committed_save() {
     cluster.take_tier3_away();
     job.wait_for("saved", 6);
     cluster.wait_for(0, "job/iter_0000006", &["replicated"]);
-    // The node that stays has the index, and knows all the names.
+    // The remaining node has the index, and knows all the names.
     assert_eq!(names(&cluster.mount(2).join("job/iter_0000006")).len(), 4);
     let tracker = cluster.mount(1).join("job/latest_checkpointed_iteration.txt");
     assert_eq!(fs::read_to_string(tracker).unwrap(), "6");
@@ -154,8 +154,8 @@ fn a_coordinator_that_was_cut_off_follows_the_one_that_took_its_place() {
     assert!(log.contains("this node is not the coordinator any more"), "{log}");
 }
 
-/// Goal: who loses the way to etcd and nothing else follows the coordinator that it hears, so that names are answered for in seconds.
-/// Method: first the coordinator is cut off from etcd; then a member is, and the next coordinator loses its power.
+/// Goal: a node that cannot reach etcd, but reaches the coordinator, follows it, so that names are answered for in seconds.
+/// Method: first the coordinator is cut off from etcd. Then a member is cut off, and the next coordinator loses its power.
 #[test]
 fn who_reaches_all_but_etcd_follows_the_coordinator_that_it_hears() {
     let Some(mut cluster) = Cluster::start_with_lease() else { return };
@@ -186,12 +186,12 @@ fn who_reaches_all_but_etcd_follows_the_coordinator_that_it_hears() {
     assert!(cut.heal() > 0, "nothing was dropped");
 }
 
-/// Makes what etcd has of the catalog as good as nothing.
+/// Deletes the mark of the catalog in etcd, without which the catalog does not count.
 fn lose_catalog(cluster: &Cluster) {
     cluster.etcd.as_ref().expect("it has a lease").delete("ckpt/catalog");
 }
 
-/// A directory that node 1 has alone, with files that Tier-3 has under their names.
+/// Makes a directory that node 1 has alone, with files that Tier-3 has under their names.
 fn begin_own(cluster: &Cluster) {
     let own = cluster.mount(1).join("own");
     fs::create_dir(&own).expect("its own directory goes on");
@@ -201,7 +201,7 @@ fn begin_own(cluster: &Cluster) {
     cluster.nodes[0].daemon().flush();
 }
 
-/// Makes and removes names there, while there is no coordinator.
+/// Makes, renames and removes names in node 1's own directory, while there is no coordinator.
 fn change_own(cluster: &Cluster) {
     let own = cluster.mount(1).join("own");
     fs::rename(own.join("f0"), own.join("f0-new")).expect("its own directory goes on");
@@ -229,8 +229,8 @@ fn assert_own_is_changed(cluster: &Cluster, nodes: &[usize], when: &str) {
     }
 }
 
-/// Goal: a node's own directory goes on while the coordinator is lost, and what was changed there is so everywhere once it is back with
-/// empty memory: names given and taken away as well as bytes.
+/// Goal: a node's own directory goes on while the coordinator is lost. Once the coordinator is back with empty memory, every node sees
+/// the changes there: new names, removed names and bytes.
 #[test]
 fn what_a_node_changed_in_its_own_directory_while_the_coordinator_was_lost_stays_changed() {
     let Some(mut cluster) = Cluster::start() else { return };
@@ -274,8 +274,8 @@ fn what_a_node_changed_in_its_own_directory_stays_changed_where_nobody_kept_the_
 }
 
 /// Goal: a node becomes the coordinator without an earlier catalog, while Tier-3 is away. If its daemon is killed and it becomes the
-/// coordinator again, it does not treat its own names as all there are. Method: the coordinator's power, the catalog in etcd and the
-/// daemons of both others are gone at once, so that only Tier-3 knows of a symbolic link.
+/// coordinator again, it still knows that its names are not all. Method: the coordinator's power, the catalog in etcd and the
+/// daemons of both other nodes are gone at once, so that only Tier-3 knows of a symbolic link.
 #[test]
 fn a_coordinator_that_is_killed_before_it_has_read_tier3_reads_it_afterwards() {
     let Some(mut cluster) = Cluster::start_with_lease() else { return };
@@ -311,8 +311,8 @@ fn a_coordinator_that_is_killed_before_it_has_read_tier3_reads_it_afterwards() {
 }
 
 /// Goal: a coordinator whose daemon is killed has the catalog afterwards, although etcd has lost its list of members. No call waits for
-/// Tier-3, which is away. Method: the list is deleted; the others are cut off from etcd, so that the same node becomes the coordinator
-/// again.
+/// Tier-3, which is away. Method: the list is deleted. The other nodes are cut off from etcd, so that the same node becomes the
+/// coordinator again.
 #[test]
 fn a_coordinator_whose_members_were_not_stored_still_has_the_catalog() {
     let Some(cluster) = Cluster::start_with_lease() else { return };
@@ -340,7 +340,7 @@ fn a_coordinator_whose_members_were_not_stored_still_has_the_catalog() {
 }
 
 /// Goal: a coordinator that lost its power and is back before another node took its role has the catalog that etcd kept, and is a member.
-/// Method: the others are cut off from etcd, and each node removes a name just before, of which Tier-3 has not heard.
+/// Method: the other nodes are cut off from etcd. Just before, each node removes a name, and Tier-3 does not yet know of the removal.
 #[test]
 fn a_coordinator_that_is_back_with_empty_memory_before_its_seat_is_taken_has_the_catalog_and_is_a_member() {
     let Some(mut cluster) = Cluster::start_with_lease() else { return };
@@ -388,8 +388,8 @@ fn a_coordinator_that_is_back_with_empty_memory_before_its_seat_is_taken_has_the
     process::until(LIMIT, copied).expect("nobody has a copy of what the coordinator wrote");
 }
 
-/// Goal: names that were acknowledged outlive their node and the coordinator at once, empty directories and symbolic links too, and names that
-/// were taken away stay away. Method: Tier-3 is away, so that only etcd knows of what the two did.
+/// Goal: acknowledged names, empty directories and symbolic links too, survive the loss of their node and the coordinator at once. Removed
+/// names stay removed. Method: Tier-3 is away, so that only etcd knows the changes of the two nodes.
 #[test]
 fn what_two_nodes_did_to_names_outlives_both_of_them() {
     let Some(mut cluster) = Cluster::start_with_lease() else { return };
@@ -402,7 +402,7 @@ fn what_two_nodes_did_to_names_outlives_both_of_them() {
     cluster.nodes[0].daemon().flush();
     cluster.take_tier3_away();
     for node in [0, 1] {
-        // Each in the directory of the other, so that the coordinator is asked.
+        // Each works in the directory of the other, so that the coordinator is asked.
         let run = cluster.mount(node).join(format!("run{}", 1 - node));
         fs::remove_file(run.join("removed")).unwrap();
         fs::rename(run.join("renamed"), run.join("by-another-name")).unwrap();
@@ -431,8 +431,8 @@ fn what_two_nodes_did_to_names_outlives_both_of_them() {
     assert!(process::until(Duration::from_secs(3), || removed().then_some(())).is_none(), "it is back");
 }
 
-/// Goal: a coordinator's daemon was killed and hears everything again; the files that a node makes meanwhile are kept. Method: another node
-/// has thousands of names to publish, and goes on making files in a directory of its own all the while.
+/// Goal: files that a node makes are kept while the next daemon of a killed coordinator gets all publications again. Method: another node
+/// has thousands of names to publish, and goes on making files in a directory of its own meanwhile.
 #[test]
 fn what_is_made_while_a_new_coordinator_hears_everything_is_kept() {
     const NAMES: usize = 3000;
@@ -498,7 +498,7 @@ fn what_was_removed_stays_removed_whoever_takes_over() {
             fs::create_dir(cluster.mount(home.into()).join(format!("{path}-d"))).unwrap();
         }
     }
-    // Tier-3 has all of them: what is not known to be removed comes from there.
+    // Tier-3 has all of them, so a removal that the next coordinator does not know would bring the name back.
     cluster.nodes[0].daemon().flush();
     for home in 0..3 {
         for by in 0..3 {
@@ -560,9 +560,9 @@ fn what_was_removed_stays_removed_where_copies_of_it_were_out_of_reach() {
     }
 }
 
-/// Goal: a node's writes during the lack of a coordinator stay when that node becomes the coordinator: it hears itself like any other.
-/// Method: the coordinator loses its power, and each of the others writes into files of the lost one until one of them decides, while a
-/// program has the old bytes open.
+/// Goal: a node's writes while there is no coordinator stay when that node becomes the coordinator, as other nodes' writes do.
+/// Method: the coordinator loses its power. Both other nodes write into files of the lost one until one of them becomes the coordinator,
+/// while a program has the old bytes open.
 #[test]
 fn what_the_next_coordinator_wrote_into_files_of_the_lost_one_is_kept() {
     const FILES: usize = 40;
@@ -620,8 +620,8 @@ fn what_the_next_coordinator_wrote_into_files_of_the_lost_one_is_kept() {
     assert_eq!(readers.len(), 2 * FILES);
 }
 
-/// Goal: while the coordinator's daemon stands still, a save takes no longer, and all of it is published and committed when there is
-/// a coordinator again.
+/// Goal: while the coordinator's daemon stands still, saves take no longer than usual. All saves are published and committed when
+/// there is a coordinator again.
 #[test]
 fn a_save_does_not_wait_for_a_coordinator_that_stands_still() {
     let Some(cluster) = Cluster::start_with_lease() else { return };
@@ -654,8 +654,8 @@ fn a_save_does_not_wait_for_a_coordinator_that_stands_still() {
     }
 }
 
-/// Goal: the coordinator's daemon stands still, and no other node may take its role. Saves go on for as long as that lasts, and all of them
-/// are committed when the daemon goes on. Method: two minutes with `--long`, a sixth of that in CI.
+/// Goal: while the coordinator's daemon stands still and no other node may take its role, saves go on. All of them are committed when the
+/// daemon goes on. Method: two minutes with `--long`, a sixth of that in CI.
 #[test]
 fn saves_go_on_while_nobody_decides() {
     let Some(cluster) = Cluster::start() else { return };

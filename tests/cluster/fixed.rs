@@ -1,6 +1,7 @@
-//! A fixed coordinator that begins again, after its daemon was killed or ended in order: whom it waits for before it answers for names.
+//! A fixed coordinator that begins again, after its daemon was killed or ended in order: the members that it waits for before it answers
+//! for names.
 //!
-//! Does not own: one that says nothing (`silent`), and what becomes of changes that it had not heard (`failover`).
+//! Does not own: a coordinator that says nothing (`silent`), the fate of changes that it did not get (`failover`).
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -11,7 +12,7 @@ use tidemark_tests::process;
 
 use crate::site::{Cluster, LIMIT};
 
-/// How long the member that knows the names stays out of reach: an answer that does not wait for it comes sooner.
+/// How long the member that knows the names stays out of reach. An answer that does not wait for it comes sooner.
 const OUT_OF_REACH: Duration = Duration::from_secs(2);
 
 /// Repeats a call that ends in EIO, because EIO means that no coordinator answered and nothing is known.
@@ -21,9 +22,9 @@ fn known<T>(call: impl Fn() -> io::Result<T>) -> io::Result<T> {
     said.expect("it is known in the end")
 }
 
-/// Goal: a coordinator that begins again does not call names absent that only a member knows: a look-up finds them, and O_EXCL does not
+/// Goal: a coordinator that begins again does not call names absent that only a member knows. A look-up finds them, and O_EXCL does not
 /// recreate them. Method: the member has the directory alone and goes on while it does not reach the coordinator. The coordinator is
-/// killed, or ended and started with empty memory; only then the member is in reach again.
+/// killed, or ended and started with empty memory, before the member is in reach again.
 #[test]
 fn a_coordinator_that_begins_again_waits_for_what_its_members_know() {
     for ends_in_order in [false, true] {
@@ -50,7 +51,7 @@ fn a_coordinator_that_begins_again_waits_for_what_its_members_know() {
         let (read, made) = std::thread::scope(|scope| {
             let reads = scope.spawn(|| known(|| fs::read(&late)));
             let makes = scope.spawn(|| known(|| File::create_new(&taken).map(drop)));
-            // A call that does not wait for the member has its answer by then.
+            // A call that does not wait for the member would have its answer by then.
             process::until(OUT_OF_REACH, || (reads.is_finished() && makes.is_finished()).then_some(()));
             assert!(cut.heal() > 0, "nothing was dropped");
             (reads.join().unwrap(), makes.join().unwrap())

@@ -1,6 +1,6 @@
-//! An etcd as it is run in earnest: with TLS, client certificates, and a user who may use one prefix.
+//! An etcd as in production: with TLS, client certificates, and a user who may use one prefix.
 //!
-//! Does not own: the lease itself (`lease`), what a cluster does when its coordinator is lost (`failover`).
+//! Does not own: the lease itself (`lease`), a cluster whose coordinator is lost (`failover`).
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +16,7 @@ use tidemark_transport::certs;
 
 use crate::site::LIMIT;
 
-/// A start that is refused ends within this; some tenths of a second on a machine that does nothing else.
+/// Limit of a start that is refused, which takes some tenths of a second on an idle machine.
 const REFUSED_WITHIN: Duration = Duration::from_secs(15);
 
 struct Site {
@@ -32,7 +32,7 @@ impl Site {
         path
     }
 
-    /// A node with `password` or without a user, and with another authority than etcd's where one is named.
+    /// Returns the options of a node with `password` or without a user. If `authority` is given, the node trusts it instead of etcd's.
     fn options(&self, password: Option<&Path>, authority: Option<&Path>) -> DaemonOptions {
         let mut keys = self.etcd.client_files();
         if let Some(path) = authority {
@@ -98,7 +98,7 @@ fn an_etcd_with_tls_client_certificates_and_users_carries_a_cluster() {
     guard::foreign_authority(&at("foreign.pem"));
     let said = site.refused(n1, site.options(Some(&password), Some(&at("foreign.pem"))));
     assert!(said.contains("UnknownIssuer") && said.contains("[etcd] ca"), "{said}");
-    // Not as the user that the common name of etcd's own certificate may name.
+    // The node must not become the user that the common name of etcd's own certificate may name.
     let said = site.refused(n1, site.options(None, None));
     assert!(said.contains("user name is empty") && said.contains("[etcd] user"), "{said}");
 
@@ -110,7 +110,7 @@ fn an_etcd_with_tls_client_certificates_and_users_carries_a_cluster() {
     let read = process::until(LIMIT, || fs::read_to_string(second.daemon().mount().join("a.txt")).ok());
     assert_eq!(read.as_deref(), Some("from the first"));
 
-    // The file first, since etcd ends the tokens of a user whose password changes. Replaced in one step, as a secret store does.
+    // The file changes first, since etcd ends the tokens of a user whose password changes. A rename replaces it, as in a secret store.
     fs::rename(site.password("newer", "a newer password\n"), &password).expect("the folder of a test");
     site.etcd.change_password("a newer password");
     first.power_off();

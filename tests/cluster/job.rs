@@ -10,18 +10,18 @@ use serde::Deserialize;
 use tidemark_tests::net::{Host, Network};
 use tidemark_tests::python::{Python, Ranks};
 
-/// The task of a job; in its directory the job goes on from its last save.
+/// The task of a job. In its directory, the job goes on from its last save.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     /// The last step.
     pub(crate) until: u64,
     /// Steps between two saves.
     pub(crate) every: u64,
-    /// 3 MB of state at 256, four times that at 512.
+    /// Width of the model: 3 MB of state at 256, four times that at 512.
     pub(crate) width: u64,
-    /// After each step, so that there is a moment in which no rank is inside a step.
+    /// Pause after each step, so that there is a moment in which no rank is inside a step.
     pub(crate) pause_ms: u64,
-    /// Names and a tracker as Megatron-LM has them.
+    /// Whether the job uses names and a tracker as Megatron-LM does.
     pub(crate) tracker: bool,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Line {
     pub(crate) seconds: f64,
 }
 
-/// A job that runs. Dropped: its ranks killed.
+/// A job that runs. Dropping it kills its ranks.
 #[derive(Debug)]
 pub(crate) struct Job {
     ranks: Ranks,
@@ -50,7 +50,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Starts one rank on each host; `folder` is where that rank saves and looks.
+    /// Starts one rank on each host. The place's path is the folder in which that rank saves and looks for saves.
     pub(crate) fn start(python: &Python, places: &[(&Host, &Path)], plan: Plan) -> Self {
         let pause = format!("{}.{:03}", plan.pause_ms / 1000, plan.pause_ms % 1000);
         let options = [
@@ -69,7 +69,7 @@ impl Job {
         Self { ranks: python.start_on(&hosts, &script()), world: places.len() }
     }
 
-    /// Waits until every rank has said `event` of a step; fails when a rank fails, or all end, without it.
+    /// Waits until every rank has printed `event` of a step. Fails if a rank fails, or all end, before that.
     pub(crate) fn wait_for(&mut self, event: &str, step: u64) {
         let world = self.world;
         self.ranks.wait_until(&format!("{event} {step}"), |ranks| {
@@ -78,17 +78,17 @@ impl Job {
         });
     }
 
-    /// SIGKILL to every rank at once.
+    /// Sends SIGKILL to every rank at once.
     pub(crate) fn kill9(&mut self) {
         self.ranks.kill9();
     }
 
-    /// Waits for the end; every rank must end well.
+    /// Waits for the end. Every rank must succeed.
     pub(crate) fn finish(&mut self) {
         self.ranks.finish();
     }
 
-    /// Waits for the end of a job that goes on, and says how long after `began` each stage was over.
+    /// Waits for the end of a job that goes on. Returns a text that says how long after `began` each stage was over.
     pub(crate) fn finish_in_stages(&mut self, began: Instant) -> String {
         let world = self.world;
         let step = self.ranks.wait_until("found", |ranks| {
@@ -109,20 +109,20 @@ impl Job {
         )
     }
 
-    /// Waits for the end; every rank must fail. Gives what they said.
+    /// Waits for the end, and returns the ranks' output. Every rank must fail.
     pub(crate) fn fail(&mut self) -> String {
         self.ranks.fail()
     }
 
-    /// Every line of every rank so far.
+    /// Returns every line of every rank so far.
     pub(crate) fn lines(&self) -> Vec<Line> {
         (0..self.world).flat_map(|rank| lines(&self.ranks.printed(rank))).collect()
     }
 
-    /// The lines of one event, by step and rank.
+    /// Returns the lines of one event, by step and rank.
     ///
     /// # Panics
-    /// When there is none: a comparison of nothing with nothing must not pass.
+    /// When there is none, because a comparison of nothing with nothing must not pass.
     pub(crate) fn said(&self, event: &str) -> BTreeMap<(u64, usize), Line> {
         let said = self.lines().into_iter().filter(|line| line.event == event);
         let said: BTreeMap<_, _> = said.map(|line| ((line.step, line.rank), line)).collect();
@@ -130,14 +130,14 @@ impl Job {
         said
     }
 
-    /// The one step from which all ranks went on; 0 when they found nothing. Panics when they differ.
+    /// Returns the one step from which all ranks went on, or 0 if they found nothing. Panics if they differ.
     pub(crate) fn found(&self) -> u64 {
         let found: Vec<u64> = self.said("found").into_values().map(|line| line.step).collect();
         assert_eq!(found, vec![found[0]; self.world], "the ranks found different steps");
         found[0]
     }
 
-    /// Asserts that what was loaded, and each step from there on, is bit for bit what another job had at that step.
+    /// Asserts that the loaded state, and each step from there on, is bit for bit that of another job at the same step.
     pub(crate) fn assert_goes_on_as(&self, other: &Self) {
         let known = other.said("step");
         let mine = self.said("step").into_iter().chain(self.said("resumed"));
@@ -148,7 +148,7 @@ impl Job {
     }
 }
 
-/// Parses a rank's output. The last line may be half there while the rank runs, or after it was killed.
+/// Parses a rank's output. The last line may be incomplete while the rank runs, or after it was killed.
 fn lines(printed: &str) -> Vec<Line> {
     let whole = printed.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     whole.map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}"))).collect()
@@ -160,8 +160,8 @@ fn script() -> PathBuf {
 
 const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 0, tracker: false };
 
-/// Goal: the job itself is a measure: killed and resumed, it is bit for bit what it would have been. Method: without
-/// Tidemark, in a plain directory that both hosts see.
+/// Goal: the job itself is a fit measure: a killed and resumed job is bit for bit the unbroken one. Method: the job runs
+/// without Tidemark, in a plain directory that both hosts see.
 #[test]
 fn a_job_over_two_hosts_that_was_killed_goes_on_bit_for_bit() {
     let Some(python) = Python::find() else { return };
@@ -190,11 +190,11 @@ fn a_job_over_two_hosts_that_was_killed_goes_on_bit_for_bit() {
     resumed.assert_goes_on_as(&unbroken);
     assert_eq!(resumed.said("step").into_keys().next_back(), Some((PLAN.until, 1)));
 
-    // The comparison is one that can fail: ranks differ, and so do steps.
+    // The comparison can fail, because ranks differ, and so do steps.
     let steps = unbroken.said("step");
     let distinct: BTreeSet<_> = steps.values().map(|line| &line.hash).collect();
     assert_eq!(distinct.len(), steps.len());
-    // Tests that the job says so and does not go on, if the ranks do not see the same.
+    // If the ranks see different saves, the job says so and does not go on.
     let nothing = places("nothing");
     let seen = places("killed");
     let apart = [(network.host("n1"), seen.as_path()), (network.host("n2"), nothing.as_path())];
@@ -202,7 +202,7 @@ fn a_job_over_two_hosts_that_was_killed_goes_on_bit_for_bit() {
     assert!(said.contains("the ranks found different steps"), "{said}");
 }
 
-/// A partition between two ranks is a partition of the job: this is what the cluster's tests take for granted.
+/// A partition between two ranks stops the job, which the cluster's tests rely on.
 #[test]
 fn a_job_whose_hosts_are_cut_off_from_each_other_stands_still() {
     let Some(python) = Python::find() else { return };

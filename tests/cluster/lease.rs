@@ -1,4 +1,4 @@
-//! The lease in a real etcd: one holder at a time, epochs that rise, and zombies that cannot write.
+//! The lease in a real etcd: one holder at a time, epochs that rise, and former holders that cannot write.
 
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
@@ -14,7 +14,7 @@ use tidemark_protocol::id::Epoch;
 use tidemark_tests::etcd::Etcd;
 use tidemark_tests::{machine, process};
 
-/// A new holder is there within this, as the design states it for etcd; more on a machine that does other things too.
+/// Limit until there is a new holder: the design's limit for etcd, and more, because the machine does other work too.
 const TAKEN_OVER: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -48,7 +48,7 @@ async fn renew(lease: &mut EtcdLease) -> Result<Epoch, LeaseError> {
     }
 }
 
-/// As [`renew`].
+/// Writes the member list, and tries again as [`renew`] does.
 async fn write(lease: &mut EtcdLease, list: &[u8]) -> Result<(), LeaseError> {
     loop {
         match lease.write_members(list).await {
@@ -85,7 +85,7 @@ async fn a_later_start_of_the_holder_does_not_wait_for_the_term_of_the_one_befor
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_candidates_one_holds_at_a_time_with_a_higher_epoch_each() {
     let Some(etcd) = Etcd::start() else { return };
-    // Each takes it, renews a few times, decides while it may, and gives up or falls silent.
+    // Each candidate takes the lease, renews it a few times, decides while it may, and gives it up or falls silent.
     let decided: Arc<Mutex<Vec<(Epoch, Instant, Instant)>>> = Arc::default();
     let mut tasks = vec![];
     for number in 0..6 {
@@ -100,7 +100,7 @@ async fn of_many_candidates_one_holds_at_a_time_with_a_higher_epoch_each() {
                 renew(&mut lease).await.expect("renewed in time");
             }
             if number % 3 == 2 {
-                // Falls silent: decides to the end of its term.
+                // A candidate that falls silent decides to the end of its term.
                 while lease.epoch(Instant::now()) == Some(epoch) {
                     last = Instant::now();
                     tokio::time::sleep(Duration::from_millis(5)).await;
@@ -130,14 +130,14 @@ async fn a_try_whose_answer_was_lost_is_ours_and_a_stranger_waits() {
     let Some(etcd) = Etcd::start() else { return };
     let mut first = candidate(&etcd.url("c"), "a");
     let epoch = acquire(&mut first).await;
-    // As after an answer that never came: it asks again, and finds itself.
+    // After an answer that never came, the holder asks again and finds itself.
     assert_eq!(first.try_acquire(Instant::now()).await.expect("again"), Turn::Ours(epoch));
     let mut rival = candidate(&etcd.url("c"), "b");
     assert_eq!(holder(&rival.try_acquire(Instant::now()).await.expect("waits")), ("a", epoch));
     // Another life under the same name is a rival like any other.
     let mut second_life = candidate(&etcd.url("c"), "a");
     assert_eq!(holder(&second_life.try_acquire(Instant::now()).await.expect("waits")), ("a", epoch));
-    // Another prefix is another lease; a dead endpoint before the live one changes nothing.
+    // Another prefix is another lease. A dead endpoint before the live one makes no difference.
     let elsewhere = format!("http://127.0.0.1:1,{}/other", etcd.endpoint());
     let mut other = candidate(&elsewhere, "b");
     assert!(acquire(&mut other).await > epoch);
@@ -203,7 +203,7 @@ async fn while_etcd_is_stopped_the_holder_decides_to_the_end_of_its_term_and_no_
     etcd.stop();
     let error = lease.renew(Instant::now()).await.expect_err("etcd is stopped");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    // The lease is asked about given moments, not as they pass: a busy machine would look late.
+    // The lease is asked about computed moments, because a busy machine would look too late.
     let end = sent + LeaseTimes::etcd().term;
     assert_eq!(
         lease.epoch(end.checked_sub(Duration::from_millis(1)).expect("later")),
@@ -212,7 +212,7 @@ async fn while_etcd_is_stopped_the_holder_decides_to_the_end_of_its_term_and_no_
     );
     assert_eq!(lease.epoch(end), None, "it decides for longer than a term after its last renewal");
     etcd.signal(Signal::CONT);
-    // Either etcd had not ended it yet, and it goes on, or it is a new term.
+    // If etcd had not ended the lease yet, the term goes on. If it had, this is a new term.
     let again = acquire(&mut lease).await;
     assert!(again >= epoch, "{again} after {epoch}");
 }

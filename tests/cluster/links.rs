@@ -1,7 +1,7 @@
-//! The links between nodes: what a machine on the way sees of a save and can change in it, and what strangers cost.
+//! The links between nodes: what a machine between them sees of a save and can change in it, and what strangers cost.
 //!
-//! Owns: a capture of a host's packets, relays in front of the daemons, connections that say nothing. Does not own: the same of one
-//! link without a daemon (transport's own tests).
+//! Owns: a capture of a host's packets, relays in front of the daemons, connections that say nothing. Does not own: a single link
+//! without a daemon (transport's own tests).
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -24,14 +24,14 @@ use crate::site::{Cluster, LIMIT, MIB, noise};
 const OPEN: &str = "[links]\nencrypt_bulk = false\n";
 const WORD: &[u8] = b"what nobody on the way should read";
 
-/// A look at what a host's network carries.
+/// A capture of a host's packets.
 struct Capture {
     stop: Arc<AtomicBool>,
     reader: thread::JoinHandle<(u64, bool)>,
 }
 
 impl Capture {
-    /// Looks at every packet that the host sends or receives.
+    /// Begins to read every packet that the host sends or receives.
     fn begin(host: &Host) -> Self {
         let packets: OwnedFd = host.inside(|| {
             socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, Some(eth::ALL))
@@ -50,7 +50,7 @@ impl Capture {
                         seen_bytes += length as u64;
                         seen = seen || buffer[..length].windows(WORD.len()).any(|found| found == WORD);
                     }
-                    // Nothing for a while.
+                    // After `end`, a pause in the packets means that all were read.
                     Err(_) if told.load(Ordering::SeqCst) => return (seen_bytes, seen),
                     Err(_) => {}
                 }
@@ -59,15 +59,15 @@ impl Capture {
         Self { stop, reader }
     }
 
-    /// Returns how many bytes passed, and whether the word was among them.
+    /// Ends the capture. Returns how many bytes passed, and whether the word was among them.
     fn end(self) -> (u64, bool) {
         self.stop.store(true, Ordering::SeqCst);
         self.reader.join().expect("the reader does not panic")
     }
 }
 
-/// Goal: a save's bytes cannot be read on the way, which an operator's word alone changes. Method: a packet socket in the namespace of a
-/// copy's home, and a word in each page of a file; the same capture shows the word where the operator gave up encryption.
+/// Goal: a save's bytes cannot be read between nodes, unless the operator switches encryption off. Method: a packet socket in the
+/// namespace of a copy's home, and a word in each page of a file. Without encryption, the same capture shows the word.
 #[test]
 fn a_capture_of_a_save_does_not_hold_its_words_unless_the_operator_allows_it() {
     for (config, is_readable) in [(OPEN, true), ("", false)] {
@@ -87,8 +87,8 @@ fn a_capture_of_a_save_does_not_hold_its_words_unless_the_operator_allows_it() {
 /// Offset in a connection at which a relay changes bytes: in the fifth piece of a transfer.
 const CHANGED_AT: usize = (9 << 20) / 2;
 
-/// Returns a pattern that CRC-64/NVME does not see when it is added to a message: the polynomial itself, in the order of the
-/// checksum's bits.
+/// Returns a pattern that does not change a message's CRC-64/NVME when added to it: the polynomial itself, in the order of
+/// the checksum's bits.
 fn unseen() -> [u8; 9] {
     const POLYNOMIAL: u64 = 0xad93_d235_94c9_3659;
     let mut pattern = [0; 9];
@@ -101,7 +101,7 @@ fn unseen() -> [u8; 9] {
     pattern
 }
 
-/// A relay between a node and all others that changes bytes once, as ordered.
+/// A relay between a node and all other nodes, which changes bytes once when a test arms it.
 #[derive(Debug)]
 pub(crate) struct Relay {
     listener: TcpListener,
@@ -109,7 +109,7 @@ pub(crate) struct Relay {
     changes: Arc<Changes>,
 }
 
-/// State of all relays of a test: one of them changes one connection.
+/// State shared by all relays of a test, so that only one connection is changed.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     armed: AtomicBool,
@@ -132,11 +132,11 @@ impl Relay {
         self.listener.local_addr().expect("its address")
     }
 
-    /// Hands on what has come and will come; ends with the process.
+    /// Relays present and future connections to `to` until the process ends.
     pub(crate) fn serve(self, to: SocketAddr) {
         thread::spawn(move || {
             while let Ok((inward, _)) = self.listener.accept() {
-                // A node that is lost is not reached through its relay either.
+                // If the node is lost, its relay does not reach it either.
                 let Ok(outward) = self.host.inside(|| TcpStream::connect(to)) else { continue };
                 for (from, into) in [(&inward, &outward), (&outward, &inward)] {
                     let clone = |stream: &TcpStream| stream.try_clone().expect("a descriptor");
@@ -173,8 +173,8 @@ fn carry(mut from: TcpStream, mut into: TcpStream, changes: &Changes) {
     let _ = into.shutdown(Shutdown::Both);
 }
 
-/// Goal: a machine on the way cannot put other bytes into a copy or a restore, even bytes with the same CRC. Method: relays in front of the
-/// daemons; one changes the bytes of one connection of a push, then of a pull.
+/// Goal: a machine between nodes cannot put other bytes into a copy or a restore, even bytes with the same CRC. Method: one of the relays
+/// in front of the daemons changes the bytes of one connection of a push, then of a pull.
 #[test]
 fn bytes_that_are_changed_on_the_way_are_refused_and_come_again() {
     let zeros = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, &[0; 9]);
@@ -214,7 +214,7 @@ fn logs(cluster: &Cluster) -> String {
     cluster.nodes.iter().map(|node| node.daemon().log()).collect()
 }
 
-/// Connections that say nothing, from one host to a daemon; one that is closed is opened again.
+/// Connections from one host to a daemon that say nothing. A connection that is closed is opened again.
 struct Silence {
     stop: Arc<AtomicBool>,
     opened: Arc<AtomicU64>,
@@ -222,7 +222,7 @@ struct Silence {
     keeper: Option<thread::JoinHandle<()>>,
 }
 
-/// More than a daemon has places for connections that have proven nothing.
+/// Number of such connections, more than a daemon accepts from peers that have proven nothing.
 const SILENT: usize = 300;
 
 impl Silence {
@@ -264,8 +264,8 @@ impl Drop for Silence {
     }
 }
 
-/// Goal: who cannot prove to be a node holds nothing that a node needs. Method: 300 connections that say nothing, from a host beside the
-/// nodes, before the first copy to a daemon, which needs new connections; the same copy between two other nodes is the measure.
+/// Goal: a peer that cannot prove to be a node takes nothing that a node needs. Method: a host beside the nodes opens 300 connections
+/// that say nothing, before the first copy to a daemon, which needs new connections. The same copy between two other nodes is the measure.
 #[test]
 fn silent_strangers_do_not_slow_a_copy() {
     let Some(mut cluster) = Cluster::start_with("", None) else { return };

@@ -1,17 +1,17 @@
-//! Several hosts in network namespaces, real daemons and real ranks on them: what is lost with a host, and what is not?
+//! The loss of a host: several hosts in network namespaces run real daemons and real ranks, and the suite checks what survives.
 //!
 //! | file | owns |
 //! |---|---|
 //! | `net` | the network itself: does each fault of the harness happen, and does it end? |
 //! | `tree` | one tree: names and bytes of one node on the others, and after its loss |
 //! | `twin` | random calls on any node, daemons killed or not: are all nodes together one directory? |
-//! | `site` | several nodes of one cluster, for the others |
+//! | `site` | several nodes of one cluster, for the other files |
 //! | `failover` | the coordinator is lost, stopped or cut off, and another node takes its role |
 //! | `ending` | a node is told to end while another becomes the coordinator |
 //! | `fixed` | a coordinator that has no lease begins again: the members that it waits for |
-//! | `silent` | the coordinator says nothing, and no node takes its role: what goes on |
+//! | `silent` | the coordinator is silent, and no node takes its role: what goes on |
 //! | `copies` | copies in other nodes' memory that are bad |
-//! | `links` | what is seen of a save on its way, and changed in it, and what strangers cost |
+//! | `links` | what a machine between nodes sees of a save and can change in it, and what strangers cost |
 //! | `tier3` | how often Tier-3 is read |
 //! | `members` | which members are cut off or gone, and what any node shows people |
 //! | `nodes` | one daemon a host: where it listens, and that nothing of a lost one is left |

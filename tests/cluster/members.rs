@@ -1,4 +1,4 @@
-//! Members: which node is cut off or gone, whose copies are recreated, and what people see of it on any node.
+//! Members: which node is cut off or gone, which copies are recreated, and what people see of it on any node.
 //!
 //! Does not own: the network (`net`), one tree over the nodes (`tree`).
 
@@ -15,9 +15,9 @@ use tidemark_transport::certs;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const BYTES: usize = 5 << 20;
-/// The metrics of calls are brought up to date five times a second.
+/// Time after which the metrics of calls are up to date. The daemon updates them five times a second.
 const COUNTED: Duration = Duration::from_millis(600);
-/// A node that is lost is seen to be gone in less: three beats of 150 ms, 200 ms of its neighbours, and a busy machine.
+/// Limit until a lost node counts as gone: three beats of 150 ms, 200 ms of its neighbours, and reserve for a busy machine.
 const GONE_MS: i64 = 1_500;
 
 /// Nodes of one cluster, of which the first is the coordinator.
@@ -76,7 +76,7 @@ impl Members {
         self.daemon(node).mount()
     }
 
-    /// From now on nothing comes into Tier-3.
+    /// Takes Tier-3 away, so that no node can write to it from now on.
     fn lose_tier3(&self) {
         let tier3 = self.folder.path().join("tier3");
         fs::rename(&tier3, self.folder.path().join("away")).expect("it is there");
@@ -84,7 +84,7 @@ impl Members {
     }
 }
 
-/// The rows of `ckptctl nodes`.
+/// Returns the rows of `ckptctl nodes`.
 fn rows(daemon: &Daemon) -> Vec<Value> {
     daemon.ctl_json(&["nodes"]).as_array().expect("a list").clone()
 }
@@ -114,7 +114,7 @@ fn calls(daemon: &Daemon, metric: &str, call: &str) -> f64 {
     daemon.metric(metric, &[&format!("call=\"{call}\"")])
 }
 
-/// Goal: a broken network between a node and the coordinator is not taken for the node's death while another one hears it.
+/// Goal: a broken network between a node and the coordinator is not taken for the node's death while another node hears it.
 #[test]
 fn a_node_that_only_the_coordinator_does_not_hear_is_cut_off_and_not_gone() {
     let Some(members) = Members::start(&["r1", "r2", "r3"], "") else { return };
@@ -145,7 +145,7 @@ fn a_node_that_only_the_coordinator_does_not_hear_is_cut_off_and_not_gone() {
     assert!(status.is_some(), "{}", members.daemon(2).log_tail());
     let refused = members.daemon(2).ctl(&["placement"]);
     assert_eq!(refused.status.code(), Some(5), "{}", shown(&refused));
-    // The coordinator does not know the file that the node makes meanwhile, and reports so to a caller that relies on it.
+    // The coordinator cannot know the file that the node makes meanwhile, and a command that relies on the full list says so.
     fs::write(own.join("late"), b"3").unwrap();
     let flushed = members.daemon(0).ctl(&["flush", "--wait", "--timeout", "5"]);
     assert_eq!(flushed.status.code(), Some(1), "{}", shown(&flushed));
@@ -160,7 +160,7 @@ fn a_node_that_only_the_coordinator_does_not_hear_is_cut_off_and_not_gone() {
     assert!(fs::read(members.mount(1).join("again")).unwrap() == bytes);
 }
 
-/// Goal: a loss is known in about a second, said with its reason, and mended when the node is gone for good.
+/// Goal: a loss is known in about a second and reported with its reason. When the node is gone for good, its copies are recreated.
 #[test]
 fn a_lost_node_is_gone_in_a_second_and_the_copies_that_it_kept_are_made_again_on_the_next_one() {
     let Some(mut members) = Members::start(&["r1", "r2", "r3", "r4"], "[members]\nfor_good_s = 3\n") else {
@@ -215,7 +215,7 @@ fn a_lost_node_is_gone_in_a_second_and_the_copies_that_it_kept_are_made_again_on
     assert_eq!(placed["nodes"].as_array().unwrap().len(), 3, "{placed:#}");
 }
 
-/// Goal: any node answers what only the coordinator knows, or says who does.
+/// Goal: any node answers what only the coordinator knows, or names the node that does.
 #[test]
 fn every_node_shows_what_the_coordinator_knows() {
     let Some(members) = Members::start(&["r1", "r1", "r2"], "") else { return };
@@ -245,7 +245,7 @@ fn every_node_shows_what_the_coordinator_knows() {
         assert_eq!(node["tier1_size_bytes"], 256 << 20, "{node:#}");
         assert_eq!(node["version"], nodes[0]["version"]);
     }
-    // Saved on the third, known by the first, asked of the second.
+    // The third node saves, the first (the coordinator) knows of it, and the second is asked.
     fs::create_dir(members.mount(2).join("run")).unwrap();
     fs::write(members.mount(2).join("run/step_1.pt"), vec![5; BYTES]).unwrap();
     coordinator.wait_committed("run/step_1.pt", LIMIT);
@@ -290,7 +290,7 @@ fn a_hundred_creates_in_a_directory_of_ones_own_ask_the_coordinator_nothing() {
         "look, list, where and join; look at the coordinator"
     );
     assert!(calls(member, CALLS, "publish") > 0.0 && calls(member, CALLS, "beat") > 0.0);
-    // Once another node comes into it, it is asked about.
+    // Once another node uses the directory, each create asks the coordinator.
     fs::write(members.mount(2).join("run/theirs"), b"3").unwrap();
     fs::write(own.join("mine"), b"2").unwrap();
     std::thread::sleep(COUNTED);

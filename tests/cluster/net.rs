@@ -1,6 +1,6 @@
-//! The network itself: does each fault of the harness happen, can it be told, and does it end?
+//! The network itself: does each fault of the harness happen, can a test prove it, and does it end?
 //!
-//! Without daemons. Owns: nothing. Does not own: what anything above does when a link fails.
+//! Owns: the checks of the harness, without daemons. Does not own: what a daemon does when a link fails.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -14,20 +14,20 @@ use std::time::{Duration, Instant};
 use tidemark_tests::net::{Host, Network};
 use tidemark_tests::process;
 
-/// For what must happen.
+/// Limit for events that must happen.
 const LIMIT: Duration = Duration::from_secs(30);
-/// For what must not: many times as long as it takes on a link that works.
+/// Wait for events that must not happen, many times as long as they take on a working link.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// Message for a failure that is not the subject of a test.
 const STEP: &str = "a step of the test itself";
 
-/// A connection from one host to another, both ends of it.
+/// Returns both ends of a connection from one host to another.
 fn connect(from: &Host, to: &Host) -> (TcpStream, TcpStream) {
     connect_within(LIMIT, from, to).expect("hosts that nothing separates")
 }
 
-/// True when one host does not reach another.
+/// Whether one host does not reach another.
 fn cut_off(from: &Host, to: &Host) -> bool {
     let silent = |error: io::Error| {
         // `HostUnreachable`: no host answered even the query for the address.
@@ -48,7 +48,7 @@ fn connect_within(limit: Duration, from: &Host, to: &Host) -> io::Result<(TcpStr
     Ok((near, far))
 }
 
-/// Says some bytes at one end and hears them at the other.
+/// Writes some bytes at one end and reads them at the other.
 fn talk(near: &mut TcpStream, far: &mut TcpStream, word: &[u8]) {
     near.write_all(word).expect(STEP);
     let mut heard = vec![0; word.len()];
@@ -56,7 +56,7 @@ fn talk(near: &mut TcpStream, far: &mut TcpStream, word: &[u8]) {
     assert_eq!(heard, word);
 }
 
-/// A socket for datagrams on each of two hosts; the second's address.
+/// Returns a socket for datagrams on each of two hosts, and the second's address.
 fn sockets(from: &Host, to: &Host) -> (UdpSocket, UdpSocket, SocketAddr) {
     let bind = |host: &Host| host.inside(|| UdpSocket::bind((host.address(), 0))).expect(STEP);
     let (near, far) = (bind(from), bind(to));
@@ -66,7 +66,7 @@ fn sockets(from: &Host, to: &Host) -> (UdpSocket, UdpSocket, SocketAddr) {
 }
 
 /// Returns how many of `sent` datagrams arrive. The far end reads each as it comes, so that no buffer drops
-/// any. The reading ends when nothing more comes after the last was sent.
+/// any. Reading ends when no more come after the last was sent.
 fn arrived(from: &Host, to: &Host, sent: u32) -> u32 {
     let (near, far, address) = sockets(from, to);
     let all_sent = AtomicBool::new(false);
@@ -118,7 +118,7 @@ fn two_hosts_talk_until_they_are_cut_off_and_again_when_it_is_over() {
     assert!(dropped > 0, "what was not heard was not dropped either");
     assert!(cut_off(second, first), "a connection came about across the cut");
     assert!(cut.dropped_packets() > dropped, "the counter stands still");
-    // The third one is not concerned.
+    // The cut does not affect the third host.
     connect(third, first);
     connect(second, third);
 
@@ -154,7 +154,7 @@ fn an_isolated_host_reaches_nobody_and_the_others_reach_each_other() {
     connect(second, third);
     near.write_all(b"x").unwrap();
     thread::sleep(SILENCE);
-    // Also where two faults meet, each counts and ends for itself.
+    // If two faults overlap, each still counts and ends by itself.
     let cut = first.partition(second);
     assert!(isolated.heal() > 0);
     assert!(cut_off(first, second));
@@ -179,7 +179,7 @@ fn a_lossy_link_loses_about_what_was_asked() {
         assert_eq!(lossy.dropped_packets() - before, u64::from(SENT - heard));
     }
     drop(lossy);
-    // Where everything is lost, nothing gets through.
+    // A loss of 100 % lets nothing through.
     let all = first.loss(100.0);
     assert!(cut_off(first, second));
     assert!(all.heal() > 0);
@@ -272,7 +272,7 @@ fn a_killed_host_has_no_process_left_and_the_others_have_theirs() {
     }
     assert_eq!(second.processes(), [kept.id()]);
     assert!(process::is_alive(outside.id()), "a process of this machine is none of a host's");
-    // A host without processes is a host: it can be used again.
+    // A host whose processes were killed can be used again.
     let again = sleeper(first);
     assert_eq!(first.kill_all(), [again.id()]);
     reap(again);
@@ -289,7 +289,7 @@ fn a_network_takes_its_names_and_processes_with_it_also_out_of_a_panic() {
     let names = network.names();
     assert!(names.len() == 3 && names.iter().all(|name| named(name)));
     let mut running = vec![sleeper(network.host("n1"))];
-    // A fault that outlives its network has nothing to end any more.
+    // A fault that outlives its network has nothing left to end.
     let cut = network.host("n1").partition(network.host("n2"));
     drop(network);
     drop(cut);
@@ -311,7 +311,7 @@ fn a_network_takes_its_names_and_processes_with_it_also_out_of_a_panic() {
 fn what_a_killed_test_left_is_removed_and_what_a_living_one_has_is_not() {
     let Some(living) = Network::make(&["n1"]) else { return };
     let mine = sleeper(living.host("n1"));
-    // The namespace's owner has ended: no process gets its pid until the kernel has gone through all others.
+    // The namespace's owner has ended. Its pid is free until the kernel has used all other pids.
     let mut ended = Command::new("true").spawn().unwrap();
     ended.wait().unwrap();
     let left = format!("tidemark-{}-1-0-n1", ended.id());
@@ -352,7 +352,7 @@ fn two_networks_have_the_same_addresses_and_do_not_meet() {
     let reach = |host: &Host| host.inside(|| TcpStream::connect_timeout(&address, SILENCE));
     reach(here.host("n2")).unwrap();
     assert_eq!(reach(there.host("n1")).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
-    // A host that comes later reaches those that were there.
+    // A host that is added later reaches the earlier ones.
     let late = there.add_host("n2");
     connect(&late, there.host("n1"));
     connect(there.host("n1"), &late);

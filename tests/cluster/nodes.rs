@@ -1,6 +1,6 @@
-//! A daemon on each host: where it listens, who reaches it, and that nothing is left of a node that was lost.
+//! A daemon on each host: where it listens, which hosts reach it, and that nothing is left of a lost node.
 //!
-//! Does not own: what the cluster makes of a loss.
+//! Does not own: the cluster's reaction to a loss.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
@@ -39,19 +39,19 @@ fn each_host_has_a_daemon_of_its_own_and_a_lost_one_leaves_nothing() {
             assert_eq!(address.ip(), host.address());
             assert_ne!(address.port(), 0);
         }
-        // The mount is where every process of this machine sees it.
+        // Every process of this machine sees the mount.
         let bytes = vec![host.address().octets()[3]; BYTES];
         std::fs::write(daemon.mount().join("step1.pt"), &bytes).unwrap();
         daemon.flush();
         saved.push(bytes);
         assert!(daemon.metric("tidemark_tier1_warm_ratios", &[]) >= 0.0);
     }
-    // From the other host, over the network.
+    // The other host reads over the network.
     let http = first.daemon().ready().http.clone();
     let asked = second.host().inside(|| http_get_from(&http, "/healthz"));
     assert!(asked.is_ok(), "{asked:?}");
 
-    // A process of the job on the node that is lost, and one on the node that is not.
+    // A process of the job runs on the node that is lost, and one on the node that is not.
     let sleep = || {
         let mut command = std::process::Command::new("sleep");
         command.arg("600");
@@ -77,7 +77,7 @@ fn each_host_has_a_daemon_of_its_own_and_a_lost_one_leaves_nothing() {
         "without power, it says {told}"
     );
     assert!(first.isolation().unwrap().dropped_packets() > 0);
-    // The other one has noticed nothing.
+    // The process on the other node is not affected.
     assert!(kept.try_wait().unwrap().is_none());
     assert_eq!(std::fs::read(second.daemon().mount().join("step1.pt")).unwrap(), saved[1]);
 

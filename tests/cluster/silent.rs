@@ -14,10 +14,11 @@ use tidemark_tests::process;
 
 use crate::site::{Cluster, LIMIT, names};
 
-/// A call that goes on ends sooner, also on a busy machine; a call that waits for an answer does not: that has 10 s.
+/// Limit that tells two kinds of calls apart. A call that goes on ends sooner, also on a busy machine. A call that waits for an
+/// answer, which has 10 s, ends later.
 const GOES_ON: Duration = Duration::from_secs(5);
 
-/// A directory that all nodes use, as each has it: with a file of node 2, and one of another.
+/// Makes a directory that all nodes use, with a file of node 2 and one of another node. Returns its path on each node.
 fn shared(cluster: &Cluster) -> [PathBuf; 3] {
     let run = [0, 1, 2].map(|node| cluster.mount(node).join("run"));
     fs::create_dir(&run[0]).expect("all nodes answer");
@@ -32,14 +33,14 @@ fn coordinator(cluster: &Cluster) -> u32 {
     cluster.nodes[0].daemon().serving_pid().expect("it runs")
 }
 
-/// Whether a node says that its coordinator is silent, once it may.
+/// Waits, up to a limit, until a node reports that its coordinator is silent. Returns whether it did.
 fn is_silent_for(cluster: &Cluster, node: usize) -> bool {
     let problems = || cluster.nodes[node].daemon().ctl_json(&["status"])["problems"].to_string();
     process::until(LIMIT, || problems().contains("coordinator_away").then_some(())).is_some()
 }
 
-/// Goal: an open for writing of a known file goes on at once, as SEMANTICS says of it, and what was written is everywhere when the
-/// coordinator answers again.
+/// Goal: while the coordinator is silent, an open for writing of a known file goes on at once, as SEMANTICS says. When the
+/// coordinator answers again, every node has the bytes.
 #[test]
 fn an_open_for_writing_does_not_wait_for_a_silent_coordinator() {
     let Some(cluster) = Cluster::start() else { return };
@@ -60,13 +61,13 @@ fn an_open_for_writing_does_not_wait_for_a_silent_coordinator() {
 }
 
 /// Goal: calls that have to wait for the coordinator do not hold up one that goes on without it.
-/// Method: twice as many look-ups of names that are not there as a node has threads for at first wait when a known name is looked up.
+/// Method: look-ups of absent names wait, twice as many as a node first has threads, when a known name is looked up.
 #[test]
 fn look_ups_that_wait_do_not_hold_up_one_that_goes_on() {
     const WAITING: usize = 32;
     let Some(cluster) = Cluster::start() else { return };
     let [_, _, own] = shared(&cluster);
-    // Each call is one look-up then.
+    // By this descriptor, each call is one look-up.
     let own = rustix::fs::open(&own, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
     let look_up = |name: &str| rustix::fs::statat(&own, name, AtFlags::empty()).map(drop);
     let looked_up = || {

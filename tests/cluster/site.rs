@@ -24,13 +24,13 @@ use crate::links::{Changes, Relay};
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const MIB: usize = 1 << 20;
 
-/// Port of each node, on an address of its own: other nodes find it there again when it is back.
+/// Port of each node, on an address of its own, so that other nodes find it again when it is back.
 const PORT: u16 = 7070;
 
 /// Log line of a node that has taken the coordinator role.
 pub(crate) const SEAT_TAKEN: &str = "the seat is taken";
 
-/// Nodes of one cluster on hosts of their own, and one more host.
+/// Nodes of one cluster, each on a host of its own, and one more host.
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Node>,
     pub(crate) etcd: Option<Etcd>,
@@ -38,27 +38,27 @@ pub(crate) struct Cluster {
     folder: tempfile::TempDir,
     /// Added to each node's configuration.
     config: String,
-    /// Faults of relays in front of the nodes, where there are any.
+    /// Faults of the relays in front of the nodes, if there are relays.
     changes: Option<Arc<Changes>>,
 }
 
 impl Cluster {
-    /// Three nodes, of which the first is the coordinator.
+    /// Starts three nodes, of which the first is the coordinator.
     pub(crate) fn start() -> Option<Self> {
         Self::begin(&["n1", "n2", "n3", "n4"], false, "", None)
     }
 
-    /// As [`Cluster::start`], with more configuration, and with a relay in front of each node where there are changes for it to make.
+    /// Starts nodes as [`Cluster::start`] does, with more configuration. If `changes` is given, a relay stands in front of each node.
     pub(crate) fn start_with(config: &str, changes: Option<&Arc<Changes>>) -> Option<Self> {
         Self::begin(&["n1", "n2", "n3"], false, config, changes)
     }
 
-    /// Three nodes, of which the first was the first to have the lease in an etcd on a host of its own.
+    /// Starts three nodes with a lease in an etcd on a host of its own. The first node is the first holder.
     pub(crate) fn start_with_lease() -> Option<Self> {
         Self::start_with_lease_and("")
     }
 
-    /// The same, with more configuration.
+    /// Starts nodes as [`Cluster::start_with_lease`] does, with more configuration.
     pub(crate) fn start_with_lease_and(config: &str) -> Option<Self> {
         Self::begin(&["n1", "n2", "n3", "n4", "n5", "n6", "etcd"], true, config, None)
     }
@@ -121,7 +121,7 @@ impl Cluster {
         self.folder.path().join("tier3")
     }
 
-    /// From now on no node reaches Tier-3.
+    /// Takes Tier-3 out of all nodes' reach.
     pub(crate) fn take_tier3_away(&self) {
         fs::rename(self.tier3(), self.folder.path().join("away")).expect("the folder of a test");
         fs::write(self.tier3(), b"not a directory").expect("the folder of a test");
@@ -141,7 +141,7 @@ impl Cluster {
         self.nodes[node].daemon().mount()
     }
 
-    /// Waits until a checkpoint is in one of these states, and returns how `node`, the coordinator, lists it.
+    /// Waits until a checkpoint is in one of these states. Returns its row at `node`, the coordinator.
     pub(crate) fn wait_for(&self, node: usize, path: &str, states: &[&str]) -> Value {
         let coordinator = self.nodes[node].daemon();
         let there = |found: &Value| states.iter().any(|state| found["state"] == *state);
@@ -157,14 +157,14 @@ impl Cluster {
             .unwrap_or_else(|| panic!("nobody took the seat\n{}", self.nodes[nodes[0]].daemon().log_tail()))
     }
 
-    /// Starts a job with a rank on each of these nodes; it saves below `job` in the mount.
+    /// Starts a job with a rank on each of these nodes, which saves below `job` in the mount.
     pub(crate) fn start_job(&self, python: &Python, nodes: [usize; 3], plan: Plan) -> Job {
         let hosts = nodes.map(|node| (self.nodes[node].host().clone(), self.mount(node).join("job")));
         let places: Vec<_> = hosts.iter().map(|(host, place)| (host, place.as_path())).collect();
         Job::start(python, &places, plan)
     }
 
-    /// The same job without Tidemark and from start to end, to compare with.
+    /// Starts the same job without Tidemark, to run from start to end for comparison.
     pub(crate) fn unbroken(&self, python: &Python, nodes: [usize; 3], plan: Plan) -> Job {
         let plain = self.folder.path().join("plain");
         fs::create_dir(&plain).expect("the folder of a test");

@@ -1,6 +1,6 @@
 //! Tier-3 behind several nodes: how often it is read.
 //!
-//! Does not own: what it is like when it is away (`tree`, `failover`).
+//! Does not own: a Tier-3 that is away (`tree`, `failover`).
 
 use std::fs;
 use std::sync::Barrier;
@@ -8,8 +8,8 @@ use std::thread;
 
 use crate::site::{Cluster, MIB, noise};
 
-/// Goal: when all memory is gone and three fresh nodes restore a checkpoint at once, Tier-3 gives each byte once, and the nodes give
-/// it to each other. Method: every node reads every file at the same time; the counters of all nodes are added up.
+/// Goal: when all memory is gone and three fresh nodes restore a checkpoint at once, each byte is read once from Tier-3, and the
+/// nodes pass it on to each other. Method: every node reads every file at the same time. The counters of all nodes are added up.
 #[test]
 fn three_nodes_that_restore_at_once_read_each_object_once() {
     let Some(mut cluster) = Cluster::start_with_lease() else { return };

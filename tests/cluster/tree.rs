@@ -1,4 +1,4 @@
-//! A tree over three nodes: names and bytes made on one are seen on the others, and outlive the node that made them.
+//! A tree over three nodes: names and bytes made on one are seen on all, and survive the loss of the node that made them.
 //!
 //! Does not own: the network (`net`), the job (`job`).
 
@@ -27,7 +27,7 @@ fn what_is_done_on_one_node_is_seen_on_the_others() {
     fs::create_dir(b.join("run")).unwrap();
     let bytes: Vec<_> = (0..3).map(|seed| noise(seed, 9 * MIB + usize::from(seed))).collect();
     fs::write(b.join("run/by-b"), &bytes[1]).unwrap();
-    // The reader comes at once: sealing, and knowing who has it, is its to wait for.
+    // The reader comes at once, and must itself wait for the seal and for the place of the bytes.
     assert!(fs::read(c.join("run/by-b")).unwrap() == bytes[1], "c reads what b has just closed");
     fs::write(a.join("run/by-a"), &bytes[0]).unwrap();
     fs::write(c.join("run/by-c"), &bytes[2]).unwrap();
@@ -42,7 +42,7 @@ fn what_is_done_on_one_node_is_seen_on_the_others() {
             );
         }
     }
-    // Saved over by another node than the one that wrote it.
+    // Another node than the writer's saves over the file.
     fs::write(c.join("run/by-b"), b"short").unwrap();
     for mount in [&a, &b, &c] {
         assert_eq!(fs::read(mount.join("run/by-b")).unwrap(), b"short");
@@ -54,7 +54,7 @@ fn what_is_done_on_one_node_is_seen_on_the_others() {
         assert_eq!(names(mount), BTreeSet::from(["moved".to_owned()]));
         assert_eq!(names(&mount.join("moved")), BTreeSet::from(["by-b", "renamed"].map(str::to_owned)));
         assert!(!mount.join("run").exists());
-        // The nodes that wrote them did not give them their new names.
+        // The new names come from another node than the writers'.
         assert!(fs::read(mount.join("moved/by-b")).unwrap() == b"short", "at {}", mount.display());
         assert!(fs::read(mount.join("moved/renamed")).unwrap() == bytes[2], "at {}", mount.display());
     }
@@ -76,7 +76,7 @@ fn a_file_is_written_by_the_name_that_another_node_gave_it() {
             fs::write(by.join(&at).join("old/below/file"), b"one").unwrap();
             fs::rename(from.join(&at).join("old"), from.join(&at).join("new")).unwrap();
             append(&by.join(&at).join("new/below/file"), b" two");
-            // Another name of it, in a directory that is removed.
+            // Another name of the file lies in a directory that is removed.
             fs::create_dir(by.join(&at).join("links")).unwrap();
             fs::hard_link(by.join(&at).join("new/below/file"), by.join(&at).join("links/link")).unwrap();
             fs::remove_dir_all(from.join(&at).join("new")).unwrap();
@@ -95,8 +95,8 @@ fn append(path: &Path, bytes: &[u8]) {
 }
 
 /// Goal: if two nodes write one file, one after the other, the later bytes stay under each of its names. The coordinator may be either
-/// node, and news of the earlier bytes may come late. Method: the other node opens the file right after the close, so that the first seal
-/// is published after the second write has begun. A third node gives each file a second name before.
+/// node, and news of the earlier bytes may come late. Method: a third node first gives each file a second name. The other node opens the
+/// file right after the close, so that the first seal is published after the second write has begun.
 #[test]
 fn of_two_that_write_one_after_the_other_the_later_bytes_stay_under_all_names() {
     const FILES: usize = 16;
@@ -130,7 +130,7 @@ fn of_two_that_write_one_after_the_other_the_later_bytes_stay_under_all_names() 
                 assert!(fs::read(mount.join(&path)).unwrap() == noise(3, 2000), "{path} on node {node}");
             }
         }
-        // A node counts the names that it was asked for.
+        // A node's link count includes only names that were looked up there, hence a second pass.
         for (pair, file) in &all {
             let path = path(*pair, *file);
             let links = fs::metadata(mount.join(&path)).unwrap().nlink();
@@ -139,8 +139,8 @@ fn of_two_that_write_one_after_the_other_the_later_bytes_stay_under_all_names() 
     }
 }
 
-/// Goal: a directory that a node has to itself is given back when another changes something in it, also after it got another name: by who
-/// has it, by another node, or by changing places with a second one.
+/// Goal: a node that has a directory alone gives it back when another node changes something in it, also if the directory was renamed: by
+/// its holder, by another node, or by an exchange with a second directory.
 #[test]
 fn a_directory_that_was_moved_is_still_given_back_by_who_has_it_alone() {
     let Some(cluster) = Cluster::start() else { return };
@@ -181,8 +181,8 @@ fn a_directory_that_was_moved_is_still_given_back_by_who_has_it_alone() {
     }
 }
 
-/// Goal: a directory that another node removes, with what is below it, is gone also for the node that has it alone, and its name is free
-/// there.
+/// Goal: if another node removes a directory with all below it, the directory is gone also for the node that has it alone, and its name
+/// is free there.
 #[test]
 fn a_directory_that_was_removed_is_gone_for_who_has_it_alone() {
     let Some(cluster) = Cluster::start() else { return };
@@ -202,11 +202,11 @@ fn a_directory_that_was_removed_is_gone_for_who_has_it_alone() {
     }
 }
 
-/// Goal: a file that a person brings back is there on every node, also on the node that removed it and has the directory alone. Afterwards
-/// that node has the directory alone again, and asks no other node.
+/// Goal: an undeleted file is there on every node, also on the node that removed it and has the directory alone. Afterwards that node has
+/// the directory alone again, and asks no other node.
 #[test]
 fn what_is_brought_back_is_there_for_who_has_its_directory_alone() {
-    /// The metrics of calls are brought up to date five times a second.
+    /// Time after which the metrics of calls are up to date. The daemon updates them five times a second.
     const COUNTED: Duration = Duration::from_millis(600);
     let Some(cluster) = Cluster::start() else { return };
     let [a, c] = [0, 2].map(|node| cluster.mount(node).join("run"));
@@ -229,7 +229,7 @@ fn what_is_brought_back_is_there_for_who_has_its_directory_alone() {
         assert!(read.is_some_and(|read| read == noise(1, MIB)), "at {}", run.display());
         assert_eq!(names(run), BTreeSet::from(["step_1.pt", "step_2.pt"].map(str::to_owned)));
     }
-    // The node gave the directory back, or it would not have seen the name.
+    // The node must have given the directory back, because it sees the name.
     let holder = cluster.nodes[2].daemon();
     let asked = || holder.metric("tidemark_coordinator_calls_total", &["call=\"look\""]);
     let mut round = 0;
@@ -303,8 +303,8 @@ fn of_three_that_make_one_name_one_wins() {
 
 const PLAN: Plan = Plan { until: 9, every: 2, width: 256, pause_ms: 20, tracker: false };
 
-/// Goal: a node is lost with its rank and its memory right after `replicated`, while Tier-3 cannot be reached; a fresh node under
-/// another name takes its place, and the job goes on from the last save, bit for bit, out of the survivors' memory.
+/// Goal: a node is lost with its rank and its memory right after `replicated`, while Tier-3 cannot be reached. A fresh node under
+/// another name takes its place. The job goes on from the last save, bit for bit, out of the survivors' memory.
 #[test]
 fn a_job_goes_on_from_peers_when_a_node_is_lost_and_tier3_is_away() {
     let Some(python) = Python::find() else { return };
@@ -344,7 +344,7 @@ fn memory_of_what_was_removed_comes_back_on_every_node() {
     let copied = || cluster.nodes[1].daemon().metric("tidemark_replica_acknowledged_files_total", &[]);
     let before = [0, 1, 2].map(used);
     fs::create_dir(b.join("run")).unwrap();
-    // Four times what a node has.
+    // The files have four times a node's memory in all.
     for round in 0..40_u8 {
         let path = b.join(format!("run/scratch{round}"));
         let seen = copied();
@@ -358,7 +358,7 @@ fn memory_of_what_was_removed_comes_back_on_every_node() {
         if round % 2 == 0 {
             fs::remove_file(&path).unwrap();
         } else {
-            // By a node that has neither the file nor a copy.
+            // The node that removes the file has neither the file nor a copy.
             fs::remove_file(a.join(format!("run/scratch{round}"))).unwrap();
         }
     }
@@ -370,8 +370,8 @@ fn memory_of_what_was_removed_comes_back_on_every_node() {
 }
 
 /// Goal: a create that waits for its node's memory keeps no other node waiting, and finds what another node made meanwhile. Method: open
-/// files fill a node's memory, in a directory that it has alone, until a create there waits. Then another node makes a directory in it, and
-/// the name that is waited for.
+/// files fill a node's memory, in a directory that it has alone, until a create there waits. Then another node makes a directory there,
+/// and also the name whose create waits.
 #[test]
 fn a_create_that_waits_for_memory_keeps_no_other_node_waiting() {
     const STILL: Duration = Duration::from_secs(2);
@@ -384,7 +384,7 @@ fn a_create_that_waits_for_memory_keeps_no_other_node_waiting() {
         loop {
             match OpenOptions::new().write(true).create_new(true).open(own.join(open.len().to_string())) {
                 Ok(mut file) => {
-                    // The last ones are cut short, and stay open: nothing gives its memory back.
+                    // The last files are cut short and stay open, so that no memory is freed.
                     let _ = file.write_all(&bytes);
                     open.push(file);
                     made.store(open.len(), Ordering::Release);
@@ -411,8 +411,8 @@ fn a_create_that_waits_for_memory_keeps_no_other_node_waiting() {
     assert_eq!(refused.kind(), ErrorKind::AlreadyExists, "{refused}: {}", log());
 }
 
-/// Goal: a checkpoint of which the coordinator's node has nothing, its index least of all, is committed; and who wrote it can wait for
-/// that on its own node.
+/// Goal: a checkpoint of which the coordinator's node has nothing, not even its index, is committed. The writer's node can wait for
+/// that itself.
 #[test]
 fn a_save_that_the_coordinator_has_no_part_in_is_committed() {
     let Some(python) = Python::find() else { return };
@@ -441,7 +441,7 @@ fn a_save_that_the_coordinator_has_no_part_in_is_committed() {
 }
 
 /// Goal: an open reads the bytes that were closed last, although a program of the same node still reads the earlier bytes, which it keeps.
-/// Method: a reader holds the file while its writer's node appends to it, rewrites it, fills an empty one, or closes one that was begun.
+/// Method: a reader holds the file while the writer's node appends to it, rewrites it, fills it if empty, or closes it if begun.
 #[test]
 fn an_open_finds_what_was_closed_last_beside_one_that_reads_what_was_before() {
     let Some(cluster) = Cluster::start() else { return };
@@ -481,13 +481,13 @@ fn an_open_finds_what_was_closed_last_beside_one_that_reads_what_was_before() {
 }
 
 /// Goal: a file being written on one node is no empty file on another. The other node waits for it, and returns EIO if it stays open. If
-/// the writer's node is lost before any other node heard of the bytes, the result is EIO, too.
+/// the writer's node is lost before any other node knows of the bytes, the result is EIO, too.
 #[test]
 fn what_is_being_written_elsewhere_is_no_empty_file() {
     let Some(mut cluster) = Cluster::start() else { return };
     let [reader, writer] = [1, 2].map(|node| cluster.mount(node).join("run"));
     fs::create_dir(&writer).unwrap();
-    // Known there as it was begun, and written after that.
+    // The other node knows the file as begun, before it is written.
     let begin = |name: &str| {
         let mut begun = fs::File::create(writer.join(name)).unwrap();
         assert!(names(&reader).contains(name));
@@ -509,15 +509,15 @@ fn what_is_being_written_elsewhere_is_no_empty_file() {
     drop((open, lost));
 }
 
-/// Goal: names and bytes of other nodes, made while a node counted as lost, stay, whatever programs of that node did with the same names
-/// meanwhile. Method: the node has the directory alone, so that its programs go on. The node is cut off from all others until it is
-/// declared gone, and publishes everything when it is back.
+/// Goal: names and bytes that other nodes make while a node counts as lost stay, even if programs of that node use the same names
+/// meanwhile. Method: the node has the directory alone, so that its programs go on. The node is cut off from all other nodes until it
+/// is declared gone, and publishes everything when it is back.
 #[test]
 fn what_was_made_while_a_node_was_away_keeps_its_name() {
     what_was_made_keeps_its_name(|_| {});
 }
 
-/// Goal: the same where the coordinator's daemon is killed before that node is back.
+/// Goal: the names and bytes also stay if the coordinator's daemon is killed before that node is back.
 #[test]
 fn what_was_made_while_a_node_was_away_keeps_its_name_for_the_next_daemon_of_the_coordinator() {
     what_was_made_keeps_its_name(|cluster| {

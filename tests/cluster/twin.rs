@@ -1,4 +1,4 @@
-//! Programs on three nodes, and the same calls on a plain directory: each call has the same result, and all trees are the same.
+//! Programs on three nodes, and the same calls on a plain directory. Each call has the same result, and all trees stay equal.
 //!
 //! Does not own: daemons of one node that are killed (`survive`), nodes that are lost with their memory (`failover`).
 
@@ -22,9 +22,9 @@ const BETWEEN_LOOKS: usize = 25;
 const BETWEEN_KILLS: usize = 24;
 /// Calls right after a kill, before there is a coordinator again.
 const WITHOUT_COORDINATOR: usize = 6;
-/// Directories below each other.
+/// Depth of nested directories.
 const DEPTH_MAX: usize = 4;
-/// Times that were set are before this, and all others after it.
+/// Bound in seconds below which all set times lie. All other times are later.
 const SET_BEFORE_S: u64 = 5000;
 
 /// A kind of call.
@@ -52,7 +52,7 @@ enum Op {
     Look,
 }
 
-/// Each as often as it is here.
+/// Kinds to draw from. A kind's frequency is the number of its entries.
 const OPS: [Op; 29] = [
     Op::Write,
     Op::Write,
@@ -85,7 +85,7 @@ const OPS: [Op; 29] = [
     Op::Look,
 ];
 
-/// Without a coordinator a name that is known is served as it was known; what is made, moved or taken away waits for the next one.
+/// Kinds that wait for a coordinator: calls that make, move or remove names. A known name, by contrast, is served as it was known.
 const ORDERED_OPS: [Op; 8] = [
     Op::WriteAnew,
     Op::MakeDirectory,
@@ -106,7 +106,7 @@ struct Call {
     bytes: Vec<u8>,
 }
 
-/// The meaning of a name. The time only where it was set.
+/// The object of a name. A time counts only if it was set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Found {
     File { mode: u32, links: u64, set_s: Option<i64>, xattrs: Vec<(String, Vec<u8>)>, bytes: Vec<u8> },
@@ -125,8 +125,8 @@ enum Given {
 
 type Tree = BTreeMap<PathBuf, Found>;
 
-/// Goal: a program on one node sees all that was done on the others, as if there were one directory: errors, names, bytes and
-/// attributes. Method: random calls, one after the other, each on any of three nodes and on a plain directory.
+/// Goal: a program on one node sees all changes of other nodes, as in one directory: errors, names, bytes and attributes.
+/// Method: random calls, one after the other, each on any of three nodes and on a plain directory.
 #[test]
 fn all_nodes_together_are_one_directory() {
     for seed in 0..if machine::long() { 20 } else { 1 } {
@@ -135,9 +135,9 @@ fn all_nodes_together_are_one_directory() {
     }
 }
 
-/// Goal: the same, whichever daemon is killed after a call, the coordinator's included, while programs go on. Each kill is shown by the
-/// death of the process, each restart by the keeper's word in the end. Right after a kill only such calls are made as are ordered among
-/// all nodes.
+/// Goal: the nodes stay one directory if any daemon, also the coordinator's, is killed after a call while programs go on. Each kill is
+/// proven by the death of the process, each restart by the keeper's report at the end. Right after a kill, only calls that are ordered
+/// among all nodes are made.
 #[test]
 fn all_nodes_together_are_one_directory_whichever_daemon_is_killed() {
     for seed in 20..if machine::long() { 40 } else { 21 } {
@@ -150,7 +150,7 @@ fn all_nodes_together_are_one_directory_whichever_daemon_is_killed() {
     }
 }
 
-/// The words by which a node's log speaks of its coordinator.
+/// Words of a node's log about its coordinator.
 const SEAT_WORDS: [&str; 3] =
     ["this node is the coordinator", "not the coordinator any more", "told to others later"];
 
@@ -159,7 +159,7 @@ struct Twins<'a> {
     plain: tempfile::TempDir,
     dice: Dice,
     seed: u64,
-    /// The calls so far, for a person who looks for the reason of a difference.
+    /// Calls so far, for a person who looks for the reason of a difference.
     calls: Vec<String>,
 }
 
@@ -169,7 +169,7 @@ impl<'a> Twins<'a> {
         Self { cluster, plain, dice: Dice::new(seed), seed, calls: Vec::new() }
     }
 
-    /// Makes this many calls, and then this many kills, each after some calls more.
+    /// Makes this many calls, and then this many kills, each after some more calls.
     fn run(&mut self, calls: usize, kills: usize) {
         for number in 1..=calls {
             self.call(&OPS);
@@ -187,7 +187,7 @@ impl<'a> Twins<'a> {
         self.compare();
     }
 
-    /// A name that must be new is made once there is one.
+    /// Waits on each node until there is a coordinator, by a create of a name that must be new.
     fn wait_for_coordinator(&self, kill: usize) {
         for node in 0..3 {
             let path = self.cluster.mount(node).join(format!("kill-{kill}-{node}"));
@@ -236,7 +236,7 @@ impl<'a> Twins<'a> {
         }
     }
 
-    /// The last calls, and who coordinated: a node that was without a coordinator goes on by itself for a while.
+    /// Returns the last calls, and each node's log lines about its coordinator. A node without one goes on by itself for a while.
     fn story(&self) -> String {
         let last = self.calls.len().saturating_sub(2 * BETWEEN_LOOKS);
         let seats = self.cluster.nodes.iter().map(|node| {
@@ -255,7 +255,7 @@ impl<'a> Twins<'a> {
         )
     }
 
-    /// Mostly something that is there.
+    /// Draws a name, mostly one that exists.
     fn some(&mut self, tree: &Tree) -> PathBuf {
         if tree.is_empty() || self.dice.one_in(4) {
             return self.fresh(tree);
@@ -264,7 +264,7 @@ impl<'a> Twins<'a> {
         tree.keys().nth(pick).expect("it is below the number of names").clone()
     }
 
-    /// A name that may be free.
+    /// Draws a name that may be free.
     fn fresh(&mut self, tree: &Tree) -> PathBuf {
         let is_parent = |(path, found): &(&PathBuf, &Found)| {
             matches!(found, Found::Directory { .. }) && path.components().count() < DEPTH_MAX
@@ -305,7 +305,7 @@ impl Call {
             Op::Rename => fs::rename(&path, &other)?,
             Op::Exchange => rustix::fs::renameat_with(CWD, &path, CWD, &other, RenameFlags::EXCHANGE)?,
             Op::RenameAnew => rustix::fs::renameat_with(CWD, &path, CWD, &other, RenameFlags::NOREPLACE)?,
-            // Nothing is where a link leads to.
+            // Links lead nowhere, so chmod of a link is left out.
             Op::Chmod if !is_link => {
                 let mode = u32::try_from(0o600 | self.number & 0o77).expect("small");
                 fs::set_permissions(&path, Permissions::from_mode(mode))?;
@@ -367,7 +367,7 @@ fn xattrs(path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
     Ok(all)
 }
 
-/// All that is below a directory; without what goes while it is read.
+/// Reads all that is below a directory, without names that vanish meanwhile.
 fn read(root: &Path) -> Tree {
     let mut tree = Tree::new();
     let mut left = vec![root.to_owned()];
