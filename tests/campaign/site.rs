@@ -17,8 +17,8 @@ const TIER1: &str = "768MiB";
 /// often to settle. Torn checkpoints stay visible, because the auditor looks for each promised file at its own path.
 const CONFIG: &str =
     "[torn]\nhide = false\n[save]\nsettle_s = 1.0\n[shutdown]\ndrain_timeout_s = 5\ngrace_s = 1\n";
-/// Size at which a campaign starts over with an empty Tier-3. Its settings retire no versions, so Tier-3 would grow
-/// without bound.
+/// Size at which a campaign starts over with an empty Tier-3. No version is retired with the campaign's settings, so
+/// Tier-3 would grow without bound.
 pub(crate) const TIER3_BYTES_MAX: u64 = 2 << 30;
 /// Memory in which Tier-3 lies, if there is room for it and for its growth between two measurements of its size. Some
 /// disks take longer to remove Tier-3's thousands of files than the whole campaign takes. Tier-3 outlives the daemon

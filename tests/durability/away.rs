@@ -1,6 +1,7 @@
 //! Tier-3 is full, gone or refuses: saves go on, the lag is seen, and afterwards everything commits by itself.
 //!
-//! Owns: Tier-3 taken away under a live daemon, or one that takes over, and given back. Does not own: single doubtful answers (suite s3).
+//! Owns: Tier-3 taken away under a live daemon, or under one that takes over, and given back. Does not own: single doubtful answers
+//! (suite s3).
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -19,12 +20,12 @@ use crate::site::{
     CONFIG, MIB, assert_holds, events, has_problem, lag_versions, noise, options, problems, save, start, tier,
 };
 
-/// Limit for noticing: a failed upload is tried again with growing pauses, and the trouble must be reported well before this.
+/// Limit until the daemon reports the trouble. A failed upload is tried again with growing pauses, and the report comes well before this.
 const NOTICE_LIMIT: Duration = Duration::from_secs(30);
-/// The longest pause between two tries, and the drain itself.
+/// Limit of the recovery: the longest pause between two tries, and the drain itself.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(90);
 
-/// Waits until one status says that Tier-3 is the matter, and that versions wait for it; gives that problem.
+/// Waits until a status reports that Tier-3 is away, and that versions wait for it. Returns that problem.
 fn wait_away(daemon: &Daemon) -> Value {
     let told = process::until(NOTICE_LIMIT, || {
         let status = daemon.ctl_json(&["status"]);
@@ -63,7 +64,7 @@ fn save_steps(daemon: &Daemon, steps: std::ops::RangeInclusive<u64>) {
     }
 }
 
-/// A daemon with two steps that only Tier-3 has, whose directory was moved: where it belongs, and where it is.
+/// Starts a daemon with two steps that only Tier-3 has, and moves Tier-3's directory. Returns its proper place and its present one.
 fn cold_with_tier3_aside() -> Option<(Daemon, [PathBuf; 2])> {
     let mut daemon = start(options("256MiB", CONFIG))?;
     save_steps(&daemon, 1..=2);
@@ -99,18 +100,18 @@ fn a_directory_that_goes_away_and_comes_back_costs_nothing() {
     for step in 1..=6 {
         assert_holds(&daemon, &path(step), &bytes(step), "while Tier-3 is away");
     }
-    // An empty directory in its place (a mount that is gone) is not Tier-3: what is committed there is lost.
+    // An empty directory in its place (a mount that is gone) is not Tier-3. Commits into it would be lost.
     assert!(!here.exists(), "{} was made again by the daemon", here.display());
     fs::rename(&aside, &here).unwrap();
     wait_back(&daemon, &(2..=6).map(path).collect::<Vec<_>>());
     assert_all_come_back(daemon, 1..=6);
 }
 
-/// Tries of one record while a page of others answers for it: one every second while a flush waits. Without a pause there are hundreds in
-/// each second.
+/// Most tries of one record while a foreign page answers for it, one every second while a flush waits. Without a pause, there would be
+/// hundreds each second.
 const PAGE_TRIES_MAX: u64 = 60;
 
-/// A proxy that wants a password answers for the store, with success.
+/// A proxy that demands a password answers for the store, with success.
 #[test]
 fn a_page_of_others_in_place_of_tier3_is_away_and_decides_nothing() {
     let server = S3Server::start(S3Options::default()).expect("a server");
@@ -140,11 +141,11 @@ fn a_page_of_others_in_place_of_tier3_is_away_and_decides_nothing() {
     assert_all_come_back(daemon, 1..=2);
 }
 
-/// Read cold, verified and asked for while Tier-3 is away: nothing of it is lost for that.
+/// Checkpoints that are read cold, verified or planned for while Tier-3 is away do not count as lost.
 #[test]
 fn a_directory_that_is_away_is_not_taken_for_lost_checkpoints() {
     let Some((daemon, [here, aside])) = cold_with_tier3_aside() else { return };
-    // As after `mv`, and as a mount point looks whose file system is gone.
+    // The directory looks as after `mv`, then as a mount point whose file system is gone.
     for moment in ["missing", "empty"] {
         if moment == "empty" {
             fs::create_dir(&here).unwrap();
@@ -161,7 +162,7 @@ fn a_directory_that_is_away_is_not_taken_for_lost_checkpoints() {
             assert!(daemon.mount().join(path(step)).exists(), "{moment}: step {step} is out of sight");
         }
     }
-    // Only an empty one can be removed: nothing was written below the mount point.
+    // Only an empty directory can be removed, so nothing was written below the mount point.
     fs::remove_dir(&here).unwrap();
     fs::rename(&aside, &here).unwrap();
     for step in 1..=2 {
@@ -195,7 +196,7 @@ impl SmallDisk {
         assert!(output.status.success(), "{}", shown(&output));
     }
 
-    /// Takes all that is left.
+    /// Takes all space that is left.
     fn fill(&self) {
         let mut filler = File::create(self.path().join("filler")).unwrap();
         while filler.write_all(&[7; 4096]).is_ok() {}
@@ -205,7 +206,7 @@ impl SmallDisk {
         fs::remove_file(self.path().join("filler")).unwrap();
     }
 
-    /// The daemon may have a file open for writing there just now.
+    /// Remounts the disk. Tries repeatedly, because the daemon may have a file open for writing there just now.
     fn set_read_only(&self, read_only: bool) {
         let options = if read_only { "remount,ro" } else { "remount,rw" };
         let set = || {
@@ -224,7 +225,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // A failure leaves the temporary directory mounted; the test itself has its own verdict by now.
+        // A failure leaves the temporary directory mounted. The test has its verdict by now.
         let _ = unmount(self.path(), UnmountFlags::DETACH);
     }
 }
@@ -242,9 +243,9 @@ fn a_tier3_that_fills_up_in_mid_upload_takes_everything_once_there_is_room() {
     let problem = wait_away(&daemon);
     let what = problem["what"].as_str().unwrap_or_default().to_lowercase();
     assert!(what.contains("space") && problem["action"].as_str().is_some_and(|a| !a.is_empty()), "{problem}");
-    // Small things still get through, and do not make it well again.
+    // Small objects still get through, but Tier-3 does not count as well again.
     save(&daemon, "run/notes.txt", b"small");
-    // A try that met a full moment used up its generation.
+    // A try that met a full disk used up its generation, so any generation may have the sidecar.
     let generations = disk.path().join(".tidemark/loose/run/notes.txt");
     let has_sidecar =
         || tier3::files_below(&generations).iter().any(|file| file.extension() == Some("json".as_ref()));
@@ -280,7 +281,7 @@ fn assert_serves_meanwhile(daemon: &Daemon, why: &str) {
     assert!(daemon.checkpoint(&path(3)).is_some_and(|listed| listed["state"] != "committed"));
 }
 
-/// Steps 1 and 2 are in Tier-3 only; then `spoil` keeps Tier-3 from taking anything, and the daemon is killed.
+/// Kills a daemon whose steps 1 and 2 are in Tier-3 only, after `spoil` has made all writes to Tier-3 fail. Checks the next daemon.
 fn takes_over_beside_what_can_only_be_read(spoil: impl Fn(&SmallDisk), mend: impl Fn(&SmallDisk), why: &str) {
     if !machine::can_mount() {
         return;
@@ -325,25 +326,25 @@ fn a_daemon_that_takes_over_while_tier3_is_read_only_serves_and_commits_once_it_
     takes_over_beside_what_can_only_be_read(spoil, mend, "read-only");
 }
 
-/// Commands are answered, saves go on, and who reads what is only in Tier-3 waits for it within a bound.
+/// Commands are answered, saves go on, and a read of a file that is only in Tier-3 waits a bounded time.
 #[test]
 fn a_daemon_that_takes_over_while_tier3_is_away_answers_and_goes_on_by_itself() {
     let Some((daemon, [here, aside])) = cold_with_tier3_aside() else { return };
-    // No directory is made in its place.
+    // A file in its place keeps any directory from being made there.
     fs::write(&here, b"").unwrap();
     let killed = daemon.kill_serving();
     daemon.wait_for_next(killed);
     let cold = daemon.mount().join(path(1));
     let reads = std::thread::spawn(move || fs::read(cold));
     assert_serves_meanwhile(&daemon, "Tier-3");
-    // At no moment is nothing there.
+    // An exchange leaves no moment without Tier-3's directory.
     renameat_with(CWD, &aside, CWD, &here, RenameFlags::EXCHANGE).unwrap();
     wait_back(&daemon, &(1..=3).map(path).collect::<Vec<_>>());
     assert!(reads.join().unwrap().unwrap() == bytes(1), "a cold read that waited for Tier-3");
     assert_all_come_back(daemon, 1..=3);
 }
 
-/// The right to commit takes longer than a start waits for it: nothing has failed, and what is committed is read meanwhile.
+/// The right to commit takes longer than a start waits for it. Nothing has failed, and committed files are read meanwhile.
 #[test]
 fn a_daemon_that_takes_over_while_tier3_is_slow_says_nothing_of_it_and_serves_what_is_committed() {
     let server = S3Server::start(S3Options::default()).expect("a server");
@@ -402,7 +403,7 @@ fn memory_that_fills_up_while_tier3_is_away_refuses_saves_and_loses_nothing() {
             Ok(()) => saved.push(step),
             Err(error) => {
                 refused = Some(error);
-                // As a job that cleans up after a failed save. A create that was refused left no name behind.
+                // The job cleans up after a failed save. A create that was refused left no name behind.
                 match fs::remove_file(&target) {
                     Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                     removed => removed.unwrap(),
@@ -415,7 +416,7 @@ fn memory_that_fills_up_while_tier3_is_away_refuses_saves_and_loses_nothing() {
     assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC), "{refused}");
     assert!(saved.len() >= 8, "only {saved:?} fitted");
     wait_away(&daemon);
-    // The first is in Tier-3 only, by now, and Tier-3 is away: every other one is right.
+    // By now the first is in Tier-3 only, which is away. All others can be read.
     for step in saved.iter().skip(1) {
         assert_holds(&daemon, &path(*step), &bytes(*step), "in a full memory");
     }

@@ -19,13 +19,13 @@ use crate::site::{
 const PATH: &str = "run/step1.pt";
 const ALONE: &str = "alone/step1.pt";
 const GONE: &str = "gone/step1.pt";
-/// Three chunks, the last one odd.
+/// Size of a file of three chunks, the last one odd.
 const FILE_BYTES: usize = 20 * MIB + 7;
-/// In the second chunk.
+/// Offset in the second chunk.
 const OFFSET: usize = CHUNK_BYTES + 12_345;
-/// The scrub looks first 30 s after the start, and then at all of a small Tier-1 within a second.
+/// Limit of a scrub, which begins 30 s after the start and then passes over a small Tier-1 within a second.
 const SCRUB_LIMIT: Duration = Duration::from_secs(75);
-/// A file that is closed is healed soon after, not at the next pass over a terabyte.
+/// Limit until a closed file is healed, which must not wait for the next pass over a terabyte.
 const HEAL_LIMIT: Duration = Duration::from_secs(20);
 
 /// Asserts that a message names the file's second chunk and both checksums.
@@ -94,7 +94,7 @@ fn a_byte_flipped_while_the_file_is_open_is_healed_when_it_is_closed() {
     assert_io_error(&daemon, PATH);
     drop(reader);
     let healed = process::until(HEAL_LIMIT, || {
-        // Each read opens the file again: that open must not serve a copy known to be bad. The close may come a moment later.
+        // Each read opens the file again, and must not get a copy known to be bad. The daemon may see the close a moment later.
         let read = fs::read(daemon.mount().join(PATH)).ok()?;
         assert!(read == bytes, "a copy that is known to be bad is served");
         Some(())
@@ -114,7 +114,7 @@ fn a_byte_flipped_in_memory_is_found_by_the_scrub_alone() {
     let object = object_path(&daemon, &daemon.tier3_dir(), GONE);
     let aside = daemon.scratch("aside").join("object");
     fs::rename(&object, &aside).unwrap();
-    // In a run without history, not flushed and never settled: it has no copy but the one in memory.
+    // A run without history, not flushed and never settled, has no copy but the one in memory.
     save(&daemon, ALONE, &alone);
     let sealed = process::until(Duration::from_secs(20), || {
         (shown_file(&daemon, ALONE)["state"] == "sealed").then_some(())
@@ -124,7 +124,7 @@ fn a_byte_flipped_in_memory_is_found_by_the_scrub_alone() {
     flip_host(&daemon, PATH, OFFSET as u64);
     flip_host(&daemon, ALONE, OFFSET as u64);
     flip_host(&daemon, GONE, OFFSET as u64);
-    // No program opens a file or asks for a verify: the scrub is alone.
+    // No program opens a file or asks for a verify, so only the scrub can find it.
     let found = process::until(SCRUB_LIMIT, || {
         let told = events(&daemon);
         let of = |kind: &str, path: &str| {
@@ -151,13 +151,13 @@ fn what_is_known_to_be_bad_is_not_served_where_its_object_is_bad_too() {
     let object = object_path(&daemon, &daemon.tier3_dir(), PATH);
     flip_host(&daemon, PATH, OFFSET as u64);
     flip(&object, 70_000);
-    // No command asked for the bytes of Tier-3, and they are all that is left.
+    // Without `--deep`, the object's bytes are verified too, because no other copy is left.
     let (code, answer) = verify(&daemon, &[]);
     assert_eq!((code, &only(&answer, "unrecoverable")["path"]), (Some(4), &PATH.into()), "{answer:#}");
     let (.., action) = problems(&daemon).into_iter().find(|(code, ..)| code == "host_corrupt").unwrap();
     assert!(action.contains("restore its object"), "it was committed: {action}");
     assert_io_error(&daemon, PATH);
-    // The object was restored from a copy of Tier-3, and a person says so.
+    // A person restores the object from a copy of Tier-3, and reports that by `verify --deep`.
     flip(&object, 70_000);
     assert_eq!(verify(&daemon, &["--deep"]).0, Some(0));
     assert_holds(&daemon, PATH, &bytes, "restored");
@@ -191,7 +191,7 @@ fn a_file_without_a_good_copy_is_named_and_never_served() {
     let output = daemon.ctl(&["flush", "--wait", "--timeout", "5"]);
     assert_ne!(output.status.code(), Some(0), "{}", shown(&output));
     assert_ne!(daemon.checkpoint(PATH).expect("it is listed")["state"], "committed");
-    // Saving it again is the way out, as the problem says.
+    // As the problem advises, saving the file again ends it.
     save(&daemon, PATH, &bytes);
     daemon.flush();
     assert_holds(&daemon, PATH, &bytes, "saved again");
@@ -208,7 +208,7 @@ fn memory_that_changed_after_the_seal_is_never_uploaded() {
     })
     .expect("the file is sealed");
     flip_host(&daemon, PATH, OFFSET as u64);
-    // The page was not read since it was sealed: the upload itself must notice.
+    // The page was not read since it was sealed, so the upload itself must notice.
     let output = daemon.ctl(&["flush", "--wait", "--timeout", "10"]);
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
     assert_names_chunk(&daemon.log(), &bytes, &flipped(&bytes, OFFSET));
@@ -230,7 +230,7 @@ fn assert_io_error(daemon: &Daemon, path: &str) {
     }
 }
 
-/// The line of the log that names the file and all of these.
+/// Whether a line of the log names the file and all of these words.
 fn logged(daemon: &Daemon, words: &[&str]) -> bool {
     daemon.log().lines().any(|line| words.iter().all(|word| line.contains(word)))
 }
@@ -298,7 +298,7 @@ fn a_bad_or_missing_object_is_written_again_with_the_same_bytes() {
     let (bad, gone) = (object_path(&daemon, &tier3, PATH), object_path(&daemon, &tier3, "run/step2.pt"));
     let loose = tier3::files_below(&tier3.join(".tidemark/loose/run/notes.txt"));
     let loose = loose.into_iter().find(|path| path.extension().is_none()).expect("its bytes");
-    // Every node asks for the size, and `--deep` for the bytes.
+    // Every verify checks the size, and `--deep` the bytes.
     fs::remove_file(&gone).unwrap();
     flip(&bad, OFFSET as u64);
     flip(&loose, 12_345);
@@ -365,7 +365,7 @@ fn a_version_whose_bytes_memory_holds_no_more_has_no_host_copy() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     save(&daemon, PATH, &noise(18, MIB));
     daemon.flush();
-    // Updated in place, it stays the same file.
+    // A file that is updated in place stays the same file.
     let file = open_for_update(&daemon.mount().join(PATH)).unwrap();
     file.write_all_at(b"other bytes", 70_000).unwrap();
     drop(file);
@@ -408,7 +408,7 @@ fn a_bad_object_that_cannot_be_written_again_is_named_each_time_and_the_host_cop
     }
     assert!(fs::read(&object).unwrap() == flipped(&bytes, OFFSET), "it was left alone");
     assert_holds(&daemon, PATH, &bytes, "the host copy");
-    // Memory gets short: the only good copy is not what gives way.
+    // When memory gets short, the only good copy is not evicted.
     let larger = noise(10, 100 * MIB);
     for step in 10..14 {
         let path = format!("run/step{step}.pt");
@@ -419,7 +419,7 @@ fn a_bad_object_that_cannot_be_written_again_is_named_each_time_and_the_host_cop
     assert_holds(&daemon, PATH, &bytes, "after 400 MiB passed a Tier-1 of 256 MiB");
 }
 
-/// The status of `flush --wait`, and (path, reason) of what it leaves.
+/// Returns the exit status of `flush --wait`, and path and reason of each pending entry.
 fn flushed(daemon: &Daemon) -> (Option<i32>, Vec<(String, String)>) {
     let output = daemon.ctl(&["flush", "--wait", "--timeout", "60", "-o", "json"]);
     let answer: Value = serde_json::from_slice(&output.stdout)
@@ -441,7 +441,7 @@ fn a_flush_and_an_end_name_what_only_memory_holds_and_write_it_again_when_they_c
     let given_up = object.parent().unwrap().parent().unwrap().join("_RETIRED");
     let damage = |daemon: &Daemon| {
         flip(&object, OFFSET as u64);
-        // The node that retired the version may be deleting it: nothing is written there.
+        // The node that retired the version may be deleting it, so nothing is written there.
         fs::write(&given_up, "").unwrap();
         assert_eq!(verify(daemon, &["--deep"]).0, Some(1));
     };

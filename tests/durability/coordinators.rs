@@ -20,7 +20,7 @@ fn on(tier3: &Path) -> DaemonOptions {
     DaemonOptions { tier3: Some(format!("file://{}", tier3.display())), ..options("256MiB", CONFIG) }
 }
 
-/// Where another daemon lives and is to be superseded.
+/// Returns the options of a daemon that supersedes one that lives.
 fn over(tier3: &Path) -> DaemonOptions {
     DaemonOptions { flags: vec!["--take-over".into()], ..on(tier3) }
 }
@@ -41,7 +41,7 @@ fn a_second_stand_alone_daemon_is_refused_and_the_successor_of_a_dead_one_is_not
     save(&first, "run/step1.pt", &noise(1, MIB));
     first.flush();
 
-    // The next daemon, in another state directory, gets no help after a crash or an orderly end.
+    // After a crash or an orderly end, the next daemon, in another state directory, starts without `--take-over`.
     first.kill9();
     let begun = Instant::now();
     let mut second = Daemon::start(on(shared.path()));
@@ -58,7 +58,7 @@ fn a_second_stand_alone_daemon_is_refused_and_the_successor_of_a_dead_one_is_not
     save(&third, "run/step2.pt", &noise(2, MIB));
     third.flush();
 
-    // A superseded daemon learns of it without writing anything.
+    // A superseded daemon notices even if it writes nothing.
     let fourth = Daemon::start(over(shared.path()));
     let fenced = process::until(Duration::from_secs(15), || has_problem(&third, "fenced").then_some(()));
     assert!(fenced.is_some(), "{:#?}", problems(&third));
@@ -66,7 +66,7 @@ fn a_second_stand_alone_daemon_is_refused_and_the_successor_of_a_dead_one_is_not
     third.stop_with_status();
 }
 
-/// Committed checkpoints stay committed. Names that only the older daemon knew of are reported, not passed over.
+/// Committed checkpoints stay committed. Names that only the older daemon knew are reported, not dropped silently.
 #[test]
 fn names_that_a_fenced_daemon_did_not_tell_are_said_by_flush_and_by_its_end() {
     let shared = tempfile::tempdir().unwrap();
@@ -97,7 +97,7 @@ fn an_older_coordinator_is_fenced_and_its_bytes_are_still_served() {
     first.flush();
     let second = Daemon::start(over(shared.path()));
     assert_holds(&second, "run/step1.pt", &one, "what the first committed");
-    // Two other names and the same name: none of the three may be decided by the first.
+    // The first daemon may decide none of these later saves.
     for path in ["run/step2.pt", "run/step3.pt", "other/step1.pt"] {
         save(&first, path, &late);
     }
@@ -136,7 +136,7 @@ fn a_coordinator_stopped_and_continued_around_anothers_commit_decides_nothing_tw
     }
     let rounds = if machine::long() { 30 } else { 6 };
     for round in 0..rounds {
-        // Spread over the time that a commit of 12 MiB takes here, denser at its beginning.
+        // The moments are spread over the time that a commit of 12 MiB takes here, denser at its beginning.
         let delay = Duration::from_millis(round * round * 300 / (rounds * rounds));
         stopped_around(round, delay);
     }
@@ -153,7 +153,7 @@ fn stopped_around(round: u64, delay: Duration) {
     first.flush();
     save(&first, PATH, &mine);
     let pid = first.ready().pid;
-    // The flush has the commit begin now; it is stopped somewhere on its way.
+    // The flush makes the commit begin now. The daemon is stopped somewhere in it.
     thread::scope(|scope| {
         let flush = scope.spawn(|| first.ctl(&["flush", "--wait", "--timeout", "10"]));
         thread::sleep(delay);
@@ -174,7 +174,7 @@ fn stopped_around(round: u64, delay: Duration) {
     assert_eq!(third.checkpoint(PATH).expect("it is listed")["state"], "committed");
 }
 
-/// Every version has one decision; every commit is whole, of bytes that were saved, and none was committed twice.
+/// Checks that every version has one decision, and that every commit is whole, of saved bytes, and made once.
 fn check_decisions(tier3_dir: &Path, path: &str, saved: &[&[u8]]) {
     let mut seen = BTreeMap::new();
     for marker in tier3::commits(tier3_dir, path) {

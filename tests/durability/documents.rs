@@ -16,7 +16,7 @@ use crate::site::{CONFIG, assert_holds, noise, options, problems, save};
 const PATH: &str = "run/step1.pt";
 const FILE_BYTES: usize = 70_001;
 
-/// Damage to the documents of the second version; gives the key that `status` must name.
+/// Damage to the documents of the second version. Returns the key that `status` must name.
 type Damage = fn(&Version) -> PathBuf;
 
 /// A committed version in a directory.
@@ -42,7 +42,7 @@ impl Version {
         self.marker.clone()
     }
 
-    /// Changes the manifest and everything that vouches for its bytes, so that only its content is wrong.
+    /// Changes the manifest, and the hashes of its bytes in all other documents, so that only its content is wrong.
     fn change_manifest(&self, change: impl FnOnce(&mut Value)) -> PathBuf {
         let mut body: Value = serde_json::from_slice(&fs::read(&self.manifest).unwrap()).unwrap();
         change(&mut body);
@@ -140,7 +140,7 @@ const DAMAGES: &[(&str, Damage)] = &[
     ("no files", |v| v.change_manifest(|m| m["files"] = json!([]))),
 ];
 
-/// Two committed versions of one path, in a directory that the damage is done to a copy of.
+/// Makes two committed versions of one path. Each damage is done to a copy of their directory.
 fn two_versions(first: &[u8], second: &[u8]) -> (Daemon, PathBuf) {
     let mut daemon = Daemon::start(options("128MiB", CONFIG));
     daemon.assert_passthrough();
@@ -166,7 +166,7 @@ fn a_document_that_is_not_believed_is_never_served_and_the_version_before_it_is(
         let copy = made.scratch("copies").join(number.to_string());
         tier3::copy_out(&pristine, &copy);
         let key = damage(&Version::newest(&copy));
-        // Each kind of damage is tried, even after a failure: a list of all failures says more than the first.
+        // Each kind of damage is tried, even after a failure, because a list of all failures says more than the first.
         let tried = std::panic::catch_unwind(|| passes_over(&copy, &key, [&first, &third]));
         if tried.is_err() {
             wrong.push(*what);
@@ -180,7 +180,7 @@ fn passes_over(tier3_dir: &Path, key: &Path, [first, third]: [&[u8]; 2]) {
     let tier3 = Some(format!("file://{}", tier3_dir.display()));
     let mut daemon = Daemon::start(DaemonOptions { tier3, ..options("128MiB", CONFIG) });
     let named = key.strip_prefix(tier3_dir).expect("a key below Tier-3").to_str().expect("text");
-    // An attempt whose manifest is missing is named by its marker or by the manifest: both are the version's.
+    // If an attempt's manifest is missing, the problem names the marker or the manifest. Both are the version's.
     let version = named.split("/a-").next().expect("a version").trim_end_matches("/_COMMITTED");
     let told = problems(&daemon);
     assert!(
@@ -191,7 +191,7 @@ fn passes_over(tier3_dir: &Path, key: &Path, [first, third]: [&[u8]; 2]) {
     );
     assert_holds(&daemon, PATH, first, "the version before");
     assert_eq!(daemon.checkpoint(PATH).expect("it is listed")["version"], 1);
-    // The job goes on: its next save is a new version, and nothing that is there is written again.
+    // The job's next save is a new version, and no existing document is written again.
     let damaged = fs::read(key).ok();
     save(&daemon, PATH, third);
     daemon.flush();
@@ -202,7 +202,7 @@ fn passes_over(tier3_dir: &Path, key: &Path, [first, third]: [&[u8]; 2]) {
     assert_eq!(daemon.checkpoint(PATH).expect("it is listed")["state"], "committed");
 }
 
-/// Makes a committed checkpoint, a directory or a file, and a file outside; then does the damage, and starts with empty
+/// Makes a committed checkpoint, a directory or a file, and a file outside. Then does the damage, and starts with empty
 /// memory.
 fn only_checkpoint(path: &str, damage: impl FnOnce(&Path)) -> Daemon {
     let mut daemon = Daemon::start(options("128MiB", CONFIG));
@@ -223,7 +223,7 @@ fn code(daemon: &Daemon, words: &[&str]) -> Option<i32> {
     daemon.ctl(words).status.code()
 }
 
-/// Asserts that nothing takes the run for one that never saved.
+/// Asserts that no call or command treats the run as one that never saved.
 fn is_an_error_everywhere(daemon: &Daemon, path: &str, what: &str) {
     let listed = tier3::files_below(&daemon.mount().join("run"));
     assert!(listed.contains(&daemon.mount().join(path)), "{what}: {listed:?}");
@@ -287,7 +287,7 @@ fn a_damaged_document_of_the_only_checkpoint_is_an_error_and_not_step_zero() {
     ] {
         let mut daemon = only_checkpoint(path, |tier3| documents.iter().for_each(|name| empty(tier3, name)));
         is_an_error_everywhere(&daemon, path, what);
-        // The next daemon knows it as well, over the same memory and without it.
+        // The next daemon reports the error too, with the same memory and with empty memory.
         let dead = daemon.kill_serving();
         daemon.wait_for_next(dead);
         is_an_error_everywhere(&daemon, path, what);
@@ -363,7 +363,7 @@ fn what_describes_files_and_is_lost_while_the_daemon_runs_is_written_again() {
     std::os::unix::fs::symlink("log.txt", daemon.mount().join("run/link")).unwrap();
     daemon.flush();
     let all = daemon.tier3_dir();
-    // The newest of each kind: what is written again may have the next number.
+    // The newest of each kind, since a rewritten document may have the next number.
     let newest = |folder: &str, ends: &str| {
         let mut files = tier3::files_below(&all.join(folder)).into_iter();
         files.rfind(|path| path.to_str().unwrap().ends_with(ends)).unwrap_or_else(|| panic!("no {ends}"))
@@ -399,7 +399,7 @@ fn what_describes_files_and_is_lost_while_the_daemon_runs_is_written_again() {
     for folder in ["run", ".tidemark"] {
         fs::remove_dir_all(all.join(folder)).unwrap();
     }
-    // The marker, the manifest, the record, both files and the tree.
+    // The six objects are the marker, the manifest, the record, both files and the tree.
     assert_eq!((verify("nothing"), verify("nothing")), (6, 0));
     assert!(problems(&daemon).is_empty());
     daemon.flush();
@@ -410,7 +410,7 @@ fn what_describes_files_and_is_lost_while_the_daemon_runs_is_written_again() {
     assert!(problems(&daemon).is_empty());
 }
 
-/// Flips one bit so that the document stays one, and says that another user owns what it describes first.
+/// Flips one bit, so that the document stays valid and names another user as the owner of its first entry.
 fn flip_owner(path: &Path) {
     flip_to(path, r#""uid":0,"#, r#""uid":1,"#);
 }
@@ -424,7 +424,7 @@ fn flip_to(path: &Path, from: &str, to: &str) {
     fs::write(path, text.replacen(from, to, 1)).unwrap();
 }
 
-/// The document stays one: only its own checksum tells.
+/// The document stays valid, so that only its own checksum reveals the damage.
 #[test]
 fn one_flipped_bit_in_a_tree_or_a_sidecar_is_not_believed() {
     if !machine::can_mount() {
@@ -535,7 +535,7 @@ fn a_loose_file_whose_newest_sidecar_is_not_believed_is_an_error_and_a_tree_is_p
     assert!(back.status.success(), "{}", shown(&back));
     daemon.flush();
     assert!(!problems(&daemon).iter().any(|(code, ..)| code == "lost"));
-    // The removed file cannot be brought back, and is the only one.
+    // The removed file without a good generation cannot be undeleted, and is the only such file.
     let verify = daemon.ctl(&["verify", "--deep", "run", "-o", "json"]);
     let answer: Value = serde_json::from_slice(&verify.stdout).unwrap();
     assert_eq!(verify.status.code(), Some(4), "{answer:#}");

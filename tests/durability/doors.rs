@@ -1,6 +1,6 @@
 //! Rights of other users on a daemon and its files: a process without rights gets nothing, and a removal is noticed.
 //!
-//! Owns: modes in a directory store, descriptors, a mount and a state directory that someone removes. Does not own: refusals at a
+//! Owns: modes in a directory store, descriptors, the removal of a mount or a state directory. Does not own: refusals at a
 //! start (`refusals`), the state directory's files (unit tests of ckptd).
 
 use std::fs::{self, File, Permissions};
@@ -18,7 +18,7 @@ use crate::site::{CONFIG, MIB, assert_holds, has_problem, noise, options, proble
 
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// Every object of Tier-3 that holds these bytes.
+/// Returns every object of Tier-3 that holds these bytes.
 fn objects(directory: &Path, bytes: &[u8]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
@@ -36,7 +36,7 @@ fn objects(directory: &Path, bytes: &[u8]) -> Vec<PathBuf> {
 fn an_object_in_a_directory_is_open_to_nobody_who_could_not_read_its_file() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
     let cases = [
-        // The file, its mode, its directory's mode, and the object's.
+        // Each row: the file, its mode, its directory's mode, and the object's mode.
         ("open/step1.pt", 0o644, 0o755, 0o644),
         ("open/notes.txt", 0o666, 0o755, 0o644),
         ("own/step1.pt", 0o600, 0o755, 0o600),
@@ -51,7 +51,7 @@ fn an_object_in_a_directory_is_open_to_nobody_who_could_not_read_its_file() {
         let full = daemon.mount().join(path);
         fs::create_dir_all(full.parent().unwrap()).unwrap();
         let top = daemon.mount().join(path.split('/').next().unwrap());
-        // Before anything is in it that could be uploaded.
+        // The mode is set before the directory has a file that could be uploaded.
         fs::set_permissions(&top, Permissions::from_mode(*above)).unwrap();
         let file = File::create(&full).unwrap();
         fs::set_permissions(&full, Permissions::from_mode(*mode)).unwrap();
@@ -77,7 +77,7 @@ fn an_object_in_a_directory_is_open_to_nobody_who_could_not_read_its_file() {
     daemon.stop();
 }
 
-/// A container without CAP_SYS_RESOURCE has 1,024 descriptors, and anybody may connect to the HTTP port.
+/// A container without CAP_SYS_RESOURCE has 1,024 descriptors, and any process may connect to the HTTP port.
 #[test]
 fn idle_connections_take_no_descriptors_that_saves_need() {
     let Some(daemon) = start(options("128MiB", CONFIG)) else { return };
@@ -100,14 +100,14 @@ fn opens_beyond_the_descriptor_limit_fail_as_such_and_cut_nothing() {
     let pid = daemon.ready().pid;
     save(&daemon, "run/there.bin", b"sealed");
     daemon.flush();
-    // As many as it has, and some more.
+    // The limit is the descriptors that the daemon has now, and some more.
     let has = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() + 24;
     let limit = format!("--nofile={has}:{has}");
     assert!(Command::new("prlimit").args(["--pid", &pid.to_string(), &limit]).status().unwrap().success());
     let mut open = Vec::new();
     let run = daemon.mount().join("run");
     let error = loop {
-        // Large enough to be registered with the kernel, each of which takes a descriptor of the daemon's.
+        // Files of this size are registered with the kernel, and each takes a descriptor of the daemon.
         match File::create(run.join(format!("f{}", open.len()))) {
             Ok(mut file) => {
                 std::io::Write::write_all(&mut file, &[7; 300_000]).unwrap();
@@ -121,7 +121,7 @@ fn opens_beyond_the_descriptor_limit_fail_as_such_and_cut_nothing() {
     let failed = run.join(format!("f{}", open.len()));
     assert!(!failed.exists(), "a failed create leaves no file");
     assert!(File::options().append(true).open(run.join("there.bin")).is_err());
-    // Commands are answered all the while.
+    // The daemon answers commands meanwhile.
     assert!(has_problem(&daemon, "descriptors"), "{:#?}", problems(&daemon));
     drop(open);
     daemon.flush();
@@ -142,10 +142,10 @@ fn a_mount_that_is_taken_away_is_said_to_be_gone_and_nothing_else_is_unmounted()
     let output = daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
     assert!(shown(&output).contains("not at"), "{}", shown(&output));
-    // Somebody uses the place for something else meanwhile.
+    // Meanwhile, another mount takes the place.
     assert!(Command::new("mount").args(["-t", "tmpfs", "theirs"]).arg(&mount).status().unwrap().success());
     drop(open);
-    // Nothing of it is open any more, so it ends by itself.
+    // No file of the daemon is open any more, so the daemon ends by itself.
     let ended = daemon.wait_for_end_by_itself(Duration::from_secs(60));
     let theirs = fs::read_to_string("/proc/self/mountinfo")
         .unwrap()
@@ -153,7 +153,7 @@ fn a_mount_that_is_taken_away_is_said_to_be_gone_and_nothing_else_is_unmounted()
         .any(|line| line.contains(mount.to_str().unwrap()) && line.contains(" - tmpfs theirs "));
     unmount(&mount, UnmountFlags::DETACH).unwrap();
     assert!(theirs, "another's mount was unmounted");
-    // The log was never closed by a program that lives on, so that something is left to name.
+    // A program that lives on has never closed the log, so the daemon may have something to report.
     assert!(ended.is_some_and(|status| matches!(status.code(), Some(0 | 1))), "{ended:?}");
     for untrue in ["the mount is busy", "could not be taken away"] {
         assert!(!daemon.log().contains(untrue), "{}", daemon.log_tail());

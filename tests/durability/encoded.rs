@@ -1,4 +1,4 @@
-//! Checkpoints that are encoded on their way to Tier-3: smaller there, the same bytes back, and damage found.
+//! Checkpoints that are encoded for Tier-3: smaller there, the same bytes back, and damage found.
 //!
 //! Owns: real daemons with `[compression]`, over a directory and a bucket. Does not own: the codecs (the kernels crate),
 //! what a manifest may say (protocol), what object stores answer (suite s3).
@@ -16,11 +16,11 @@ use crate::site::{
 };
 
 const PATH: &str = "run/step1.pt";
-/// A run that has words of its own.
+/// A file of a run with settings of its own.
 const PLAIN: &str = "plain/step1.pt";
-/// Three chunks, the last one short and of an odd length.
+/// Size of a file of three chunks, the last one short and of an odd length.
 const FILE_BYTES: usize = 20 * MIB + 7;
-/// Largest share of BF16 bytes after encoding: the exponents shrink to the little that they say, which saves nearly a
+/// Largest share of BF16 bytes after encoding. The exponents carry little information, and encoding them saves nearly a
 /// third.
 const BF16_RATIO_MAX: f64 = 0.75;
 
@@ -42,7 +42,7 @@ fn checkpoint(seed: u64, size_bytes: usize) -> Vec<u8> {
     bytes
 }
 
-/// The manifest that commits a checkpoint, as it lies below a directory.
+/// Reads the manifest that commits a checkpoint, below a directory.
 fn manifest(tier3: &Path, checkpoint: &str) -> Value {
     let folder = tier3.join(checkpoint).join("v0.1");
     let marker: Value = serde_json::from_slice(&fs::read(folder.join("_COMMITTED")).unwrap()).unwrap();
@@ -95,13 +95,13 @@ fn an_encoded_checkpoint_is_smaller_in_tier3_and_comes_back_bit_for_bit() {
             let output = daemon.ctl(arguments);
             assert!(output.status.success(), "{}", shown(&output));
         }
-        // Memory is gone; what is left is what Tier-3 says.
+        // After this, only Tier-3 has the files.
         daemon.stop();
         daemon.start_again();
         for (path, content) in [(PATH, &bytes), ("run/step2.pt", &loud), (PLAIN, &bytes)] {
             assert_holds(&daemon, path, content, "restored");
         }
-        // The host copy is healed from it too.
+        // The daemon heals the host copy from the encoded object too.
         crate::site::flip_host(&daemon, PATH, 12_345);
         let output = daemon.ctl(&["verify", "--deep"]);
         assert!(output.status.success(), "{}", shown(&output));
@@ -115,7 +115,7 @@ fn a_daemon_that_takes_over_knows_where_encoded_chunks_lie() {
     let first = checkpoint(3, FILE_BYTES);
     save(&daemon, PATH, &first);
     daemon.flush();
-    // Enough passes through a Tier-1 of 64 MiB that the first one's pages give way.
+    // Enough saves pass through a Tier-1 of 64 MiB that the first one is evicted.
     for step in 2..6 {
         save(&daemon, &format!("run/step{step}.pt"), &noise(step, FILE_BYTES));
         daemon.flush();
@@ -137,7 +137,7 @@ fn a_flipped_byte_in_an_encoded_chunk_is_named_and_never_served() {
     daemon.flush();
     let tier3 = daemon.tier3_dir();
     let chunks = lengths(&manifest(&tier3, PATH));
-    // A mantissa's byte, and the first byte of a chunk, which says how it is encoded.
+    // The damages hit a mantissa's byte, and the first byte of a chunk, which names its encoding.
     let damages = [(PATH, chunks[0] + 1000), ("run/step2.pt", chunks[0])];
     for (path, offset) in damages {
         flip(&object_path(&daemon, &tier3, path), offset);
@@ -172,7 +172,7 @@ fn a_bucket_holds_encoded_chunks_in_parts_and_gives_them_back() {
         ..DaemonOptions::default()
     };
     let mut daemon = Daemon::start(options);
-    // Encoded it has more than one part, and no part ends where a chunk does.
+    // The encoded file has more than one part, and no part ends where a chunk does.
     let bytes = checkpoint(5, 5 * CHUNK_BYTES + 3);
     save(&daemon, PATH, &bytes);
     daemon.flush();

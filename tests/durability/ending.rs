@@ -1,4 +1,4 @@
-//! SIGTERM: complete checkpoints are made durable, the others are named, and the end comes in bounded time.
+//! SIGTERM: complete checkpoints become durable, incomplete ones are named, and the end comes in bounded time.
 //!
 //! Owns: the exit status and the content of Tier-3 afterwards. Does not own: deaths without a request (suite crash).
 
@@ -31,7 +31,7 @@ fn sigterm_commits_what_is_complete_and_exits_0() {
         save(&daemon, &format!("run/step{step}.pt"), &bytes);
     }
     save(&daemon, "run/notes.txt", notes);
-    // At once: nothing has settled, nothing was uploaded.
+    // Right after the save, nothing has settled or been uploaded.
     assert!(tier3::markers(&daemon.tier3_dir(), "run/step2.pt").is_empty());
     daemon.stop();
     for step in 1..=2 {
@@ -101,7 +101,7 @@ fn sigterm_with_a_file_open_for_writing_names_it_and_exits_1() {
     daemon.stop_with_status();
 }
 
-/// A file that a program has open or mapped at the end is kept as far as it was written, and does not count as whole.
+/// A file that a program has open or mapped at the end is kept up to the bytes written, and does not count as whole.
 #[test]
 fn what_is_open_after_the_grace_is_kept_as_cut() {
     let Some(mut daemon) = start(options("256MiB", &short_grace())) else { return };
@@ -110,7 +110,7 @@ fn what_is_open_after_the_grace_is_kept_as_cut() {
     for run in ["first", "of_parts/step-1"] {
         fs::create_dir_all(mount.join(run)).unwrap();
     }
-    // The first save of its run; a shard of another; what a download has so far; what a program writes through a mapping.
+    // The paths are the first save of a run, a shard of another, a partial download, and a file written through a mapping.
     let paths = ["first/step5.pt", "of_parts/step-1/__0_0.distcp", "first/corpus.bin.part", "first/step6.pt"];
     let script = "import mmap, os, sys
 data = sys.stdin.buffer.read(int(sys.argv[1]))
@@ -158,7 +158,7 @@ for file in files:
 fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
     let Some(mut daemon) = start(options("256MiB", &short_grace())) else { return };
     let shards = [noise(11, 3 * MIB + 1), noise(12, MIB)];
-    // A job can load this checkpoint instead. Without it all the others would stay visible.
+    // A job can load this checkpoint instead. Without it, the torn ones would stay visible.
     save(&daemon, "dcp/whole_step0.pt", &noise(10, MIB));
     daemon.wait_committed("dcp/whole_step0.pt", Duration::from_secs(60));
     // The first checkpoint never gets its index. The second has its last shard still open.
@@ -187,9 +187,9 @@ fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
         for (number, bytes) in shards.iter().enumerate() {
             assert_holds(daemon, &format!(".tidemark/torn/dcp/step-2/__{number}_0.distcp"), bytes, when);
         }
-        // A job that comes back would take the highest step.
+        // A job that comes back would load the highest visible step.
         assert_eq!(names(&daemon.mount().join("dcp")), ["whole_step0.pt"], "{when}");
-        // Jobs rotate by these times, and it was no job that took the names away.
+        // Jobs rotate by these times, so hiding must not change them.
         assert_eq!(changed(daemon), before, "{when}");
         assert_eq!(daemon.checkpoints().len(), 3, "each is listed once, {when}");
         never_taken_for_whole(daemon, &["dcp/step-1", "dcp/step-2"]);
@@ -199,7 +199,7 @@ fn sigterm_keeps_the_sealed_files_of_what_is_not_complete() {
     daemon.start_again();
     kept(&daemon, "after another restart");
 
-    // A person may want it back as it is.
+    // A person may want the torn checkpoint back as it is.
     let undeleted = daemon.ctl(&["undelete", ".tidemark/torn/dcp/step-1"]);
     assert!(undeleted.status.success(), "{}", shown(&undeleted));
     let verified = daemon.ctl_json(&["verify", "--deep"]);
@@ -245,7 +245,7 @@ fn after_a_preemption_the_job_finds_the_newest_whole_save_and_a_tracker_that_nam
     process::until(Duration::from_secs(20), follows).unwrap_or_else(|| panic!("{:#?}", events(&daemon)));
     let kinds: Vec<_> = events(&daemon).into_iter().map(|event| event["kind"].clone()).collect();
     assert!(kinds.contains(&"hidden".into()) && kinds.contains(&"tracker".into()), "{kinds:?}");
-    // The step is saved again, and is the one that counts.
+    // The step is saved again, and the new save counts.
     for rank in 0..2 {
         save(
             &daemon,
@@ -275,7 +275,7 @@ fn sigterm_keeps_what_was_closed_beside_a_file_whose_writer_was_killed() {
     daemon.wait_committed("run/step5.pt", Duration::from_secs(60));
     let cut = daemon.mount().join("run/step_7/model_rank1.pt");
     fs::create_dir_all(cut.parent().unwrap()).unwrap();
-    // Open meanwhile: while a program writes to it, a checkpoint is not hidden.
+    // The file is open meanwhile, because a checkpoint that a program still writes is not hidden.
     let mut whole = File::create(cut.with_file_name("model_rank0.pt")).unwrap();
     // The shell is killed with the file open, so no close was seen.
     let script = format!("exec 3>{}; head -c 5000 /dev/zero >&3; kill -9 $$", cut.display());
@@ -293,7 +293,7 @@ fn sigterm_keeps_what_was_closed_beside_a_file_whose_writer_was_killed() {
     never_taken_for_whole(&daemon, &["run/step_7"]);
 }
 
-/// Listed as torn, never latest, and not committed by asking for everything to be durable.
+/// Checks that the checkpoints are listed as torn, are never the latest, and that no flush commits them.
 fn never_taken_for_whole(daemon: &Daemon, paths: &[&str]) {
     let output = daemon.ctl(&["flush", "--wait", "--timeout", "20"]);
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
@@ -336,7 +336,7 @@ fn a_second_sigterm_ends_at_once() {
     let pid = daemon.keeper_pid();
     let begun = Instant::now();
     let second = std::thread::spawn(move || {
-        // The first is given the time to be taken; the drain then waits 60 s for a Tier-3 that is away.
+        // After the first SIGTERM is handled, the drain waits 60 s for a Tier-3 that is away.
         std::thread::sleep(Duration::from_secs(2));
         process::signal(pid, Signal::TERM);
     });
@@ -353,7 +353,7 @@ fn new_files_are_refused_after_the_grace_and_open_ones_are_written_on() {
     let Some(mut daemon) = start(options("256MiB", &config)) else { return };
     save(&daemon, "run/step1.pt", &noise(6, MIB));
     let mut open = File::create(daemon.mount().join("run/open.bin")).unwrap();
-    // Away, so that the drain waits until its time is up.
+    // Tier-3 is away, so that the drain waits until its time is up.
     fs::rename(daemon.tier3_dir(), daemon.scratch("aside").join("tier3")).unwrap();
     save(&daemon, "run/step2.pt", &noise(7, MIB));
     let mount = daemon.mount().to_owned();
@@ -372,8 +372,8 @@ fn new_files_are_refused_after_the_grace_and_open_ones_are_written_on() {
     assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
 }
 
-/// Three ways to be in the middle of a save when SIGTERM comes: a file is open, a file is open under the name that it will not keep,
-/// and a part is closed while the next does not exist yet.
+/// Three moments of a save at which SIGTERM may come: a file is open, a file is open under a temporary name, and a part is closed
+/// while the next does not exist yet.
 #[test]
 fn sigterm_waits_for_programs_that_are_saving() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -394,12 +394,12 @@ fn sigterm_waits_for_programs_that_are_saving() {
             open.write_all(&bytes).expect("what is open is written on");
             drop(open);
             drop(in_flight);
-            // Between the close and the rename nothing of it is open.
+            // Between the close and the rename, the save has no file open.
             std::thread::sleep(Duration::from_millis(200));
             fs::rename(run.join("step3.pt.tmp"), run.join("step3.pt")).expect("a save that goes on");
         }
     });
-    // The index of a checkpoint in two parts never comes, so that the end has something to say.
+    // The index of a checkpoint in two parts never comes, so that the end has something to report.
     let status = daemon.stop_with_status();
     job.join().expect("the job saved");
     assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
@@ -413,13 +413,13 @@ fn sigterm_waits_for_programs_that_are_saving() {
     assert_holds(&daemon, ".tidemark/torn/run/step-4/__1_0.distcp", &bytes, "made after SIGTERM");
 }
 
-/// S-end: a write that comes too late gets an error, at the latest by close(2).
+/// S-end: a write that comes too late fails, at the latest at close(2).
 #[test]
 fn a_close_that_comes_too_late_is_an_error() {
     let config = format!("{CONFIG}[shutdown]\ngrace_s = 0\n");
     let Some(mut daemon) = start(options("256MiB", &config)) else { return };
     save(&daemon, "run/step1.pt", &noise(22, MIB));
-    // By a descriptor of its folder the script still finds the file system after the path has gone from the tree.
+    // By a descriptor of its folder, the script still finds the file system after the path has gone from the tree.
     let script = "import os, sys, time
 run = os.open(sys.argv[1] + '/run', os.O_DIRECTORY)
 checkpoint = os.open('step2.pt', os.O_CREAT | os.O_WRONLY, dir_fd=run)
@@ -473,7 +473,7 @@ fn what_an_unclean_end_cost_is_said_after_it_and_after_the_next_start() {
         known.then_some(())
     });
     assert!(complete.is_some(), "{}", daemon.log_tail());
-    // The last known status is written five times a second.
+    // The daemon writes its last known status five times a second.
     let written = process::until(Duration::from_secs(5), || {
         let text = fs::read_to_string(daemon.state_dir().join("status.json")).ok()?;
         text.contains("tier3_away").then_some(())
@@ -494,7 +494,7 @@ fn what_an_unclean_end_cost_is_said_after_it_and_after_the_next_start() {
     let (_, what, _) = unclean(&daemon).expect("step 2 is gone");
     assert!(what.contains("step 2") && what.contains("step 1"), "{what}");
     assert_eq!(daemon.ctl(&["status", "--exit-code"]).status.code(), Some(4));
-    // The job went on: nothing is left to mend.
+    // The job went on, so the daemon has nothing to report any more.
     save(&daemon, "run/step3.pt", &bytes);
     daemon.flush();
     assert_eq!(unclean(&daemon), None);
@@ -527,11 +527,11 @@ fn names_that_tier_3_was_not_told_at_the_end_are_said_after_it() {
     assert_eq!(unclean(&daemon), None, "a clean end costs nothing");
 }
 
-/// Closed a moment before SIGTERM, and its job is killed before the next file: what is there must not pass for whole.
+/// A file is closed a moment before SIGTERM, and its job is killed before the next file. The directory must not count as whole.
 #[test]
 fn sigterm_takes_no_directory_for_whole_whose_job_is_killed_while_it_waits() {
     if machine::kernel_release() < (6, 15) {
-        // That kernel does not report how a process ended.
+        // Before Linux 6.15, the kernel does not report how a process ended.
         return;
     }
     let config = format!("{}[shutdown]\ngrace_s = 0\n", CONFIG.replace("0.3", "2.0"));
@@ -542,7 +542,7 @@ fn sigterm_takes_no_directory_for_whole_whose_job_is_killed_while_it_waits() {
     }
     daemon.wait_committed("run/step_1", Duration::from_secs(20));
     let mut job = Rank::start(&run, None);
-    // The shell writes by a builtin, which makes the shell the writer.
+    // The shell writes by a builtin, so the shell itself is the writer.
     job.does("mkdir step_2; printf %s state >step_2/model.pt");
     let killer = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(700));
@@ -555,7 +555,7 @@ fn sigterm_takes_no_directory_for_whole_whose_job_is_killed_while_it_waits() {
     let torn = daemon.mount().join(".tidemark/torn/run/step_2/model.pt");
     assert_eq!(fs::read(&torn).expect("it is kept"), b"state");
 
-    // A person who removes it there wants it no more.
+    // A person removes the hidden checkpoint for good.
     fs::remove_dir_all(torn.parent().expect("it has one")).expect("a person may");
     daemon.flush();
     daemon.kill9();
@@ -564,7 +564,7 @@ fn sigterm_takes_no_directory_for_whole_whose_job_is_killed_while_it_waits() {
     assert_eq!(names(&run), ["step_1"]);
 }
 
-/// A file that stays under its temporary name proves nothing, however long it is waited for.
+/// A file that stays under its temporary name proves nothing, however long the end waits.
 #[test]
 fn sigterm_keeps_what_is_sealed_beside_a_file_under_a_temporary_name() {
     let config = format!("{CONFIG}[shutdown]\ndrain_timeout_s = 8\ngrace_s = 1\n");

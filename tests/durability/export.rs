@@ -1,6 +1,6 @@
-//! A version written out of the mount: whole and as it was saved, or not at all.
+//! Export of a version to a directory outside the mount: whole and as it was saved, or not at all.
 //!
-//! Owns: the demands on what lies in the directory, read with plain calls. Does not own: which versions there are.
+//! Owns: the demands on the exported files, read with plain calls. Does not own: which versions there are.
 
 use std::fs::{self, File, FileTimes, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -20,7 +20,7 @@ struct Saved {
     small: Vec<u8>,
 }
 
-/// A directory of two files, one with two names, with a mode, a time and an attribute of its own.
+/// Saves a directory of two files, one with two names, with a mode, a time and an attribute of its own.
 fn save_directory(daemon: &Daemon, seed: u64) -> Saved {
     let place = daemon.mount().join("run/step-5");
     let (large, small) = (noise(seed, CHUNK_BYTES + 12_345), noise(seed + 1, 10));
@@ -108,14 +108,14 @@ fn any_version_is_exported_as_it_was_saved_from_memory_or_from_tier3() {
     let (target, _) = export(&daemon, "removed", &["--version", "0.2"]);
     assert_is(&target, &second);
     assert_eq!(names(&out), ["cold", "newest", "older", "removed"], "nothing else is left");
-    // The tree's document does not have its directories any more.
+    // The tree's document no longer has the version's directories.
     daemon.ctl_json(&["undelete", &at]);
     for path in ["sub", ""] {
         assert_noted(&second.place.join(path));
     }
 }
 
-/// No version records links and directories without files: the tree has those of what it shows.
+/// Links and empty directories are recorded in the tree, for the version that it shows, and in no version.
 #[test]
 fn links_and_empty_directories_are_exported_with_the_version_that_the_tree_shows() {
     let Some(mut daemon) = start(options("256MiB", NEVER_SETTLES)) else { return };
@@ -130,7 +130,7 @@ fn links_and_empty_directories_are_exported_with_the_version_that_the_tree_shows
     rustix::fs::setxattr(place.join("empty"), NOTE, b"kept", XattrFlags::empty()).unwrap();
     rustix::fs::mknodat(rustix::fs::CWD, place.join("pipe"), FileType::Fifo, Mode::from_raw_mode(0o600), 0)
         .unwrap();
-    // Beside it, and no part of it.
+    // The link lies beside the checkpoint, and is no part of it.
     std::os::unix::fs::symlink("step-5", daemon.mount().join("run/last")).unwrap();
     daemon.flush();
     let at = place.to_str().unwrap().to_owned();
@@ -151,7 +151,7 @@ fn links_and_empty_directories_are_exported_with_the_version_that_the_tree_shows
     daemon.stop();
     daemon.start_again();
     export(&daemon, "cold");
-    // The tree shows another version now: of its links nothing is known for this one.
+    // Since the tree shows another version now, this version's links are unknown.
     save_directory(&daemon, 10);
     let older = out.join("older");
     daemon.ctl_json(&["export", &at, older.to_str().unwrap(), "--version", "0.1"]);
@@ -189,7 +189,7 @@ fn what_cannot_be_exported_whole_leaves_nothing_and_overwrites_nothing() {
     refused(&[at, target.to_str().unwrap()], 1, "nothing is overwritten");
     assert_eq!(fs::read(&target).unwrap(), b"mine");
     refused(&[at, daemon.mount().join("copy").to_str().unwrap()], 2, "in the mount itself");
-    // The same place under another path: what the daemon wrote there would wait for the daemon.
+    // A bind mount is the same place under another path. An export into it would make the daemon wait for itself.
     let bind = daemon.scratch("bind");
     rustix::mount::mount_bind(daemon.mount(), &bind).unwrap();
     let through_bind = daemon.ctl(&["export", at, bind.join("copy").to_str().unwrap()]);
@@ -202,7 +202,7 @@ fn what_cannot_be_exported_whole_leaves_nothing_and_overwrites_nothing() {
     refused(&["@77", free], 3, "no such checkpoint");
     refused(&[at, free, "--version", "0.7"], 3, "no version 0.7");
     refused(&[at, free, "--version", "7"], 2, "TIMELINE.VERSION");
-    // A bad copy in memory is passed over; with the object bad as well there is none.
+    // A bad copy in memory is passed over. If the object is bad too, no copy is left.
     flip_host(&daemon, "run/step-5/a.pt", 5);
     let report = daemon.ctl_json(&["export", at, out.join("healed").to_str().unwrap()]);
     assert_eq!(report["host_files"], 1, "{report:#}");

@@ -1,6 +1,6 @@
-//! Checkpoints that others wrote into Tier-3 become committed versions, and stay what they are and where they are.
+//! Import: checkpoints that other programs wrote into Tier-3 become committed versions, and stay unchanged at their place.
 //!
-//! Owns: the demands on the mount, and that no byte or name of the others' is ever touched. Does not own: which of them is whole
+//! Owns: the demands on the mount, and that no imported byte or name is ever changed. Does not own: which of them is whole
 //! (protocol and engine, beside the code).
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ fn shard(step: u64, shard: usize) -> Vec<u8> {
     noise(step * 10 + shard as u64, if shard == 0 { CHUNK_BYTES + 99 } else { 1000 })
 }
 
-/// A checkpoint as a framework would have put it there without Tidemark, or as a copy with plain tools is.
+/// Writes a checkpoint as a framework without Tidemark would, or as plain tools copy one.
 fn put_foreign(place: &Path, step: u64, shards: usize) {
     fs::create_dir_all(place).unwrap();
     for (index, name) in SHARDS.iter().enumerate().take(shards) {
@@ -34,7 +34,7 @@ fn put_foreign(place: &Path, step: u64, shards: usize) {
     fs::write(place.join("model.safetensors.index.json"), index.to_string()).unwrap();
 }
 
-/// Every name, its time and its bytes.
+/// Returns every name with its time and its bytes.
 fn state(place: &Path) -> BTreeMap<PathBuf, (SystemTime, Vec<u8>)> {
     let state = |path: PathBuf| {
         let written = (fs::metadata(&path).unwrap().modified().unwrap(), fs::read(&path).unwrap());
@@ -100,7 +100,7 @@ fn what_others_wrote_is_on_the_mount_and_is_never_changed_or_deleted() {
         (Some(0), Some(4)),
         "{verify:#}"
     );
-    // Given up by a person, then by retention: the names go, and nothing else.
+    // A person retires one version, then retention another. Only the names go.
     daemon.ctl_json(&["rm", "team/run7@9"]);
     assert!(!daemon.mount().join(&p9).exists());
     holds(&daemon, &[20, 30, 100], "after rm");
@@ -143,7 +143,7 @@ fn what_cannot_be_imported_is_refused_with_words_and_nothing_of_it_is_left() {
     daemon.flush();
     let old = daemon.tier3_dir().join("old");
     put_foreign(&old.join("checkpoint-5"), 5, 2);
-    // The index of a save that was cut, one that leads out of its directory, and one that is a program.
+    // The indices are one of a save that was cut, one that leads out of its directory, and one that is a program.
     for (name, metadata) in
         [("cut", &b"\x80\x02}q\x00("[..]), ("program", b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00trueR.")]
     {
@@ -208,7 +208,7 @@ fn no_symbolic_link_in_tier3_is_imported() {
     assert!(!led.exists() && !daemon.mount().join("new/checkpoint-6").exists());
 }
 
-/// Whatever step of an import the daemon dies at: it is there whole after the next start, or it can be said again.
+/// If the daemon dies at any step of an import, the checkpoint is whole after the next start, or the import can be repeated.
 #[test]
 fn stopped_at_any_step_of_an_import_it_is_whole_or_not_there() {
     for (stop, there) in [

@@ -1,6 +1,6 @@
-//! An index that the program which wrote it did not close: it is read where that program ended well, and is torn where it did not.
+//! An index that its writer did not close: the daemon reads it if the writer ended well. If not, the checkpoint is torn.
 //!
-//! Owns: that index. Does not own: other files that were cut (`shield`, `visibility`).
+//! Owns: such indices. Does not own: other files that were cut (`shield`, `visibility`).
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ const INDEX: &str = r#"{"metadata":{},"weight_map":{"a":"model-00001-of-00002.sa
 const INDEX_NAME: &str = "model.safetensors.index.json";
 const SHARDS: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
 
-/// A sharded model that `number` makes another one.
+/// Writes a sharded model whose bytes depend on `number`, and returns its files.
 fn model(directory: &Path, number: u64) -> Vec<(&'static str, Vec<u8>)> {
     fs::create_dir_all(directory).unwrap();
     let mut files: Vec<_> =
@@ -30,14 +30,14 @@ fn model(directory: &Path, number: u64) -> Vec<(&'static str, Vec<u8>)> {
     files
 }
 
-/// `cat FROM >TO`, which leaves the close to the kernel, by a process of its own that ends well.
+/// Runs `cat FROM >TO`, which leaves the close to the kernel, in a process of its own that ends well.
 fn redirected(from: &Path, to: &Path) {
     let script = format!("exec 3>{}; cat {} >&3; exit 0", to.display(), from.display());
     let status = Command::new("setsid").args(["-w", "sh", "-c", &script]).status();
     assert!(status.unwrap().success(), "{script}");
 }
 
-/// A job that rewrites both shards, and the beginning of their index, and is killed there.
+/// Runs a job that rewrites both shards and the beginning of their index, and is killed there.
 fn killed_in_its_index(directory: &Path, source: &Path) {
     let mut job = Rank::start(directory, None);
     for shard in SHARDS {
@@ -89,17 +89,17 @@ fn a_save_that_is_killed_in_its_index_is_torn() {
     let run = daemon.mount().join("run");
     let files = model(&run.join("checkpoint-1"), 1);
     daemon.wait_committed("run/checkpoint-1", COMMITTED_WITHIN);
-    // A new one.
+    // The job is killed in a new checkpoint.
     fs::create_dir(run.join("checkpoint-2")).unwrap();
     killed_in_its_index(&run.join("checkpoint-2"), &source);
     wait_torn(&daemon, ".tidemark/torn/run/checkpoint-2");
     assert_eq!(names(&run), ["checkpoint-1"], "{:#?}", events(&daemon));
-    // Another one over what is whole.
+    // The job is killed in a save over a whole checkpoint.
     killed_in_its_index(&run.join("checkpoint-1"), &source);
     served(&daemon, "run/checkpoint-1", &files);
 }
 
-/// Until a checkpoint shows these files.
+/// Waits until a checkpoint shows these files.
 fn served(daemon: &Daemon, checkpoint: &str, files: &[(&str, Vec<u8>)]) {
     let directory = daemon.mount().join(checkpoint);
     let shows =

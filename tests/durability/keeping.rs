@@ -1,6 +1,6 @@
 //! Retention, pins, `rm`, and undoing a removal: the versions that are retired, and those that are kept.
 //!
-//! Owns: the demands on Tier-3 and on the tree, read without the engine. Does not own: the policy's own rules (protocol),
+//! Owns: the demands on Tier-3 and on the tree, read without the engine. Does not own: the rules of retention (protocol),
 //! removals over a restart (`wishes`).
 
 use std::fs;
@@ -17,7 +17,7 @@ use tidemark_tests::{process, tier3};
 
 use crate::site::{CONFIG, assert_holds, events, noise, options, problems, save, start};
 
-/// The daemon looks every few seconds by itself.
+/// Limit until the daemon retires versions by itself, which it checks every few seconds.
 const LOOK_LIMIT: Duration = Duration::from_secs(30);
 const DEATH_LIMIT: Duration = Duration::from_secs(30);
 const STOP_AT: &str = "TIDEMARK_STOP_NODE_AT";
@@ -30,7 +30,7 @@ fn bytes(step: u64) -> Vec<u8> {
     noise(step, 100_000 + usize::try_from(step).unwrap())
 }
 
-/// Saves these steps, one after the other, each committed before the next begins.
+/// Saves these steps, and commits each before the next begins.
 fn saved(daemon: &Daemon, steps: std::ops::RangeInclusive<u64>) {
     for step in steps {
         save(daemon, &path(step), &bytes(step));
@@ -38,7 +38,7 @@ fn saved(daemon: &Daemon, steps: std::ops::RangeInclusive<u64>) {
     }
 }
 
-/// The objects of a checkpoint that hold bytes or describe them: all but its markers.
+/// Returns the number of a checkpoint's objects that hold bytes or describe them: all but its markers.
 fn objects(daemon: &Daemon, step: u64) -> usize {
     let files = tier3::files_below(&daemon.tier3_dir().join(path(step)));
     files.iter().filter(|file| !file.file_name().unwrap().to_string_lossy().starts_with('_')).count()
@@ -83,7 +83,7 @@ fn what_no_rule_keeps_is_given_up_and_what_is_pinned_stays() {
         }
         assert!(!there(&daemon, 2) && !there(&daemon, 3), "given up; after a restart: {restart}");
     }
-    // The pin outlived the daemon that wrote it, and without it the version goes.
+    // The pin survived the daemon that wrote it. Without the pin, the version is retired.
     daemon.ctl_json(&["unpin", "@1"]);
     let gc = daemon.ctl_json(&["gc"]);
     assert_eq!((steps_of(&gc, true), gc["left"].as_u64()), (vec![1], Some(0)), "{gc:#}");
@@ -122,12 +122,12 @@ fn a_removal_is_a_wish_and_can_be_taken_back() {
         assert_holds(&daemon, "run/step-9/b.pt", &bytes(10), "undeleted");
         daemon.flush();
         assert_eq!(daemon.checkpoint(&path(1)).unwrap()["version"], 1, "the same bytes make no new version");
-        // A checkpoint that came back can be removed, and come back, again.
+        // An undeleted checkpoint can be removed and undeleted again.
         fs::remove_file(daemon.mount().join(path(1))).unwrap();
         fs::remove_dir_all(&place).unwrap();
         daemon.flush();
     }
-    // A checkpoint that came back is a file like any other: saving it again commits a new version.
+    // An undeleted checkpoint is a file like any other, so saving it again commits a new version.
     daemon.ctl_json(&["undelete", "@1"]);
     save(&daemon, &path(1), &bytes(12));
     daemon.flush();
@@ -144,7 +144,7 @@ fn a_job_that_removes_its_old_ones_is_followed_when_told_to() {
     let Some(mut daemon) = start(options("256MiB", &config)) else { return };
     saved(&daemon, 1..=2);
     let open = fs::File::open(daemon.mount().join(path(1))).unwrap();
-    // As Accelerate: the old ones go before the new one is written.
+    // The job removes the old ones before it writes the new one, as Accelerate does.
     fs::remove_file(daemon.mount().join(path(1))).unwrap();
     fs::remove_file(daemon.mount().join(path(2))).unwrap();
     let gc = daemon.ctl_json(&["gc"]);
@@ -164,7 +164,7 @@ fn a_job_that_removes_its_old_ones_is_followed_when_told_to() {
     assert_eq!(gone.status.code(), Some(3), "{}", shown(&gone));
 }
 
-/// A rollback: the job removes its newest checkpoint, goes on from the one before, and saves the same step again.
+/// A rollback: the job removes its newest checkpoint, goes on from the previous one, and saves the same step again.
 #[test]
 fn a_removed_version_takes_no_place_from_a_checkpoint_that_is_there() {
     for follow in [false, true] {
@@ -179,7 +179,7 @@ fn a_removed_version_takes_no_place_from_a_checkpoint_that_is_there() {
         assert!(steps_of(&gc, true).is_empty(), "two are there, and two are kept: {gc:#}");
         assert_holds(&daemon, &path(1), &bytes(1), "nobody touched it");
         assert_holds(&daemon, &path(2), &bytes(12), "saved again");
-        // With a newer one both go, and the reason is not that the job removed what it did not.
+        // With a newer one, both go. The reason must not be a removal by the job, except for the removed version.
         saved(&daemon, 3..=3);
         daemon.ctl_json(&["gc"]);
         assert!(
@@ -206,7 +206,7 @@ fn a_removed_version_takes_no_place_from_a_checkpoint_that_is_there() {
     }
 }
 
-/// Says how good a checkpoint is, as an evaluation does long after the save.
+/// Sets a checkpoint's metric, as an evaluation does long after the save.
 fn say_metric(daemon: &Daemon, path: &str, value: &str) {
     let place = daemon.mount().join(path);
     rustix::fs::setxattr(&place, METRIC, value.as_bytes(), XattrFlags::empty())
@@ -219,7 +219,7 @@ fn metric(daemon: &Daemon, path: &str) -> Option<String> {
     Some(String::from_utf8(value[..len].to_vec()).unwrap())
 }
 
-/// The best of a file, set after the commit, and the best of a directory, on the directory and on a file in it.
+/// The metric is set after the commit: on a file, on a directory, and on a file in a directory.
 #[test]
 fn the_best_by_the_jobs_own_number_stay_also_after_a_restart_with_empty_memory() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -235,7 +235,7 @@ fn the_best_by_the_jobs_own_number_stay_also_after_a_restart_with_empty_memory()
             say_metric(&daemon, &format!("{run}/step-{step}{on}"), &format!("{step}"));
         }
     }
-    // Said once more, and taken back: the last word counts.
+    // A metric is changed, and another one removed. The last state counts.
     say_metric(&daemon, &path(1), "0.05");
     rustix::fs::removexattr(daemon.mount().join(path(4)), METRIC).unwrap();
     daemon.flush();
@@ -268,7 +268,7 @@ fn the_best_by_the_jobs_own_number_stay_also_after_a_restart_with_empty_memory()
     assert_holds(&daemon, &path(1), &bytes(1), "the best");
 }
 
-/// Two checkpoints that are one file, a name that was moved, and a copy that another version has: none is a removal.
+/// No removal: two checkpoints that are one file, a name that was moved, and a copy that another version has.
 #[test]
 fn what_the_tree_still_needs_is_no_removal() {
     let config = format!("{CONFIG}[retention]\nfollow_removals = true\n");
@@ -280,7 +280,7 @@ fn what_the_tree_still_needs_is_no_removal() {
     fs::rename(place("step2.pt"), place("kept2.pt")).unwrap();
     daemon.flush();
     saved(&daemon, 5..=8);
-    // Or had gone before.
+    // The versions may also have been retired before this.
     daemon.ctl_json(&["gc"]);
     let gone: Vec<_> = events(&daemon).into_iter().filter(|event| event["kind"] == "retired").collect();
     let names: Vec<_> = gone.iter().map(|event| event["path"].as_str().unwrap()).collect();
@@ -316,7 +316,7 @@ fn an_administrator_removes_what_may_go_and_is_told_why_the_rest_stays() {
     assert_eq!((removed["versions"].as_u64(), removed["left"].as_u64()), (Some(1), Some(0)), "{removed:#}");
     assert!(!there(&daemon, 1) && objects(&daemon, 1) == 0);
     assert_eq!(daemon.ctl(&["rm", "@1"]).status.code(), Some(3));
-    // The name is free, and counts on.
+    // The name is free, and its version numbers go on.
     save(&daemon, &path(1), &bytes(11));
     daemon.flush();
     assert_eq!(daemon.checkpoint(&path(1)).unwrap()["version"], 2);
@@ -326,8 +326,8 @@ fn an_administrator_removes_what_may_go_and_is_told_why_the_rest_stays() {
     assert_holds(&daemon, &path(2), &bytes(2), "pinned");
 }
 
-/// The daemon dies at each step of a version's retirement. The version is either there whole or retired, and the next
-/// daemon removes what is left of a retired one. Nothing else is touched.
+/// The daemon dies at each step of a version's retirement. The version is then either whole or retired, and the next
+/// daemon removes what is left of a retired one. Other versions stay unchanged.
 #[test]
 fn stopped_at_any_step_of_a_retirement_nothing_is_half_there() {
     for stop in ["retire.after_marker", "retire.after_boundary", "retire.after_first_delete"] {
@@ -352,7 +352,7 @@ fn stopped_at_any_step_of_a_retirement_nothing_is_half_there() {
     }
 }
 
-/// Files that `verify` reads at once. The others wait, so its list is older than the files that it verifies.
+/// Files that `verify` reads at once. Further files wait, so its list may be outdated when it verifies them.
 const VERIFIED_AT_ONCE: u64 = 4;
 
 /// A removed checkpoint is listed, and retired before its turn comes.

@@ -1,4 +1,4 @@
-//! The longest names, names that are no text, and very many small files: saved, drained, and there again.
+//! The longest names, names that are no text, and very many small files: saved, drained, and restored.
 //!
 //! Owns: the limits of names and numbers. Does not own: what the tree does with names while it serves (suite mount).
 
@@ -19,26 +19,26 @@ use tidemark_tests::{machine, process};
 
 use crate::site::{CONFIG, noise, options, problems, save, start};
 
-/// Linux takes paths of 4095 bytes and a terminating zero.
+/// Longest path that Linux accepts, in bytes without the terminating zero.
 const PATH_BYTES: usize = 4095;
 /// Anonymous memory that the daemon may take without files, besides mapped pages of Tier-1.
 const ANONYMOUS_KIB: u64 = 64 << 10;
 /// Bytes that the daemon may take for each file.
 const BYTES_PER_FILE: u64 = 4500;
 
-/// A name of exactly `bytes` bytes.
+/// Returns a name of exactly `bytes` bytes.
 fn name(seed: &str, bytes: usize) -> OsString {
     let mut name = seed.to_owned();
     name.extend(std::iter::repeat_n('n', bytes - seed.len()));
     name.into()
 }
 
-/// A path below the mount that makes the absolute path exactly `bytes` long.
+/// Returns a path below the mount that makes the absolute path exactly `bytes` long.
 fn path_of(mount: &Path, component_bytes: usize, bytes: usize) -> PathBuf {
     let mut path = PathBuf::from("deep");
     loop {
         let left = bytes - mount.as_os_str().len() - 1 - path.as_os_str().len() - 1;
-        // A component of its own must be left for the end: never a rest of zero.
+        // At least one byte must be left for the last component.
         if left <= 255 {
             path.push(name("f", left));
             return path;
@@ -125,11 +125,11 @@ fn a_path_that_is_no_text_is_written_as_one_and_commands_take_both() {
     };
     for (path, text) in paths {
         assert_eq!(show(OsStr::from_bytes(path)).as_deref(), Some(text), "as it is");
-        // A name that is there is meant, whatever else could be written so.
+        // If a name exists as typed, it is meant, even if another name is shown in the same way.
         let expected = if text == "x%FF/step1.pt" { "x%25FF/step1.pt" } else { text };
         assert_eq!(show(OsStr::new(text)).as_deref(), Some(expected), "as it is written");
     }
-    // A copied answer changes nothing where it is the name of another.
+    // A command that changes something refuses a copied name that could also mean another file.
     for command in ["rm", "pin", "unpin", "undelete", "commit"] {
         let output = daemon.ctl(&[command, "x%FF/step1.pt"]);
         assert_eq!(output.status.code(), Some(2), "{command}: {}", shown(&output));
@@ -152,7 +152,7 @@ fn a_path_that_is_no_text_is_written_as_one_and_commands_take_both() {
     daemon.stop();
 }
 
-/// A directory deeper than any path of one call: names of 200 bytes on `levels` levels, made and opened one in the other.
+/// Makes a directory deeper than any path of one call, with names of 200 bytes on `levels` levels. Returns its descriptor.
 fn descend(daemon: &Daemon, levels: usize) -> OwnedFd {
     let level = name("d", 200);
     let mut at = OwnedFd::from(File::open(daemon.mount()).unwrap());
@@ -166,7 +166,7 @@ fn descend(daemon: &Daemon, levels: usize) -> OwnedFd {
 
 #[test]
 fn names_that_tier_3_cannot_hold_are_named_by_a_flush_and_by_the_end() {
-    /// From the 21st level on a path has more than 4096 bytes.
+    /// Levels of the directory. From the 21st on, a path has more than 4096 bytes.
     const LEVELS: usize = 24;
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
     save(&daemon, "run/step1.pt", &noise(1, 70_000));
@@ -184,7 +184,7 @@ fn names_that_tier_3_cannot_hold_are_named_by_a_flush_and_by_the_end() {
         let all = problems(&daemon).into_iter();
         all.filter(|(code, ..)| code == "unnameable").map(|(_, what, _)| what).collect::<Vec<_>>()
     };
-    // Four directories and two files.
+    // The pending entries are four directories and two files.
     let (code, text) = flushed(&[]);
     assert_eq!(code, Some(1), "{text}");
     for end in ["n/weights.bin", "n/step1.pt"] {
@@ -207,7 +207,7 @@ fn names_that_tier_3_cannot_hold_are_named_by_a_flush_and_by_the_end() {
     daemon.stop();
 }
 
-/// Anonymous resident memory of a process, KiB.
+/// Returns the anonymous resident memory of a process, in KiB.
 pub(crate) fn anonymous_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon runs");
     let line =
@@ -215,26 +215,26 @@ pub(crate) fn anonymous_kib(pid: u32) -> u64 {
     line.trim().trim_end_matches("kB").trim().parse().expect("a number of KiB")
 }
 
-/// Files that a process holds open.
+/// Returns the number of files that a process holds open.
 fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).expect("the daemon runs").count()
 }
 
-/// Descriptors that the daemon may have open for any number of files in memory: threads, connections, objects on their
-/// way.
+/// Descriptors that the daemon may have open for any number of files in memory: threads, connections, objects in
+/// flight.
 const DESCRIPTORS: usize = 2000;
 
 #[test]
 fn many_small_files_are_kept_in_bounded_memory() {
     const FILES_LONG: usize = 100_000;
-    /// A third asks the same of each file, in a third of the time.
+    /// Files without `--long`. A third of them tests the same for each file, in a third of the time.
     const FILES: usize = 30_000;
     if !machine::can_mount() {
         return;
     }
     let files = if machine::long() { FILES_LONG } else { FILES };
-    // On a memory file system: this is about how many there are, not about the speed of a disk. 3 GiB, because the
-    // journal of a smaller Tier-1 has no place for so many names (`engine/design/0008-small-files.md`).
+    // Tier-3 is in memory, because the subject is the number of files, not a disk's speed. Tier-1 has 3 GiB, because the
+    // journal of a smaller one has no place for so many names (`engine/design/0008-small-files.md`).
     let shared = tempfile::Builder::new().prefix("tidemark-").tempdir_in("/dev/shm").unwrap();
     let tier3 = Some(format!("file://{}", shared.path().display()));
     let mut daemon = Daemon::start(DaemonOptions { tier3, ..options("3GiB", CONFIG) });

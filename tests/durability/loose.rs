@@ -18,12 +18,12 @@ use crate::site::{CONFIG, MIB, NEVER_SETTLES, assert_holds, events, noise, optio
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The folder of a loose file's generations.
+/// Returns the folder of a loose file's generations.
 fn generations(daemon: &Daemon, path: &str) -> PathBuf {
     daemon.tier3_dir().join(".tidemark/loose").join(path)
 }
 
-/// The sizes of the objects that hold a loose file's bytes, by generation.
+/// Returns the sizes of the objects that hold a loose file's bytes, by generation.
 fn objects(daemon: &Daemon, path: &str) -> Vec<(u64, u64)> {
     let Ok(entries) = fs::read_dir(generations(daemon, path)) else { return Vec::new() };
     let number = |name: &str| name.strip_prefix("g-")?.parse().ok();
@@ -70,7 +70,7 @@ fn a_log_whose_writer_was_killed_is_uploaded_as_it_is_and_is_whole_once_it_is_cl
     for file in ["run/killed.log", "run/ended.csv"] {
         assert_holds(&daemon, file, b"one\n", "it was cut, and all there will be");
     }
-    // The job's next life appends to one of them, is killed once more, and closes it in the end.
+    // The restarted job appends to one of them, is killed once more, and finally closes it.
     let status = sh(format!("exec 3>>'{}'; echo two >&3; kill -9 $$", killed.display()));
     assert_eq!(status.signal(), Some(9));
     daemon.flush();
@@ -84,7 +84,7 @@ fn a_log_whose_writer_was_killed_is_uploaded_as_it_is_and_is_whole_once_it_is_cl
     daemon.stop();
 }
 
-/// A name says only that it may be one for a while.
+/// A temporary name only means that the file may get another name.
 #[test]
 fn what_keeps_a_temporary_name_when_its_writer_has_ended_is_a_file_like_others() {
     let Some(mut daemon) = start(options("128MiB", CONFIG)) else { return };
@@ -112,8 +112,8 @@ fn what_keeps_a_temporary_name_when_its_writer_has_ended_is_a_file_like_others()
     daemon.stop();
 }
 
-/// S-logs, S-links. The bug behind this test slipped past the flush, which said "all committed", and past the stop after it,
-/// which ended with 0.
+/// S-logs, S-links. The flush missed the bug behind this test and reported "all committed", and the stop after it ended
+/// with 0.
 #[test]
 fn a_temporary_name_in_a_committed_checkpoint_is_kept_and_takes_no_other_name_with_it() {
     let Some(mut daemon) = start(options("128MiB", NEVER_SETTLES)) else { return };
@@ -180,7 +180,7 @@ fn a_log_that_stays_open_is_uploaded_when_somebody_asks_and_at_the_end() {
     log.write_all(b"epoch 1\n").unwrap();
     let copies = |daemon: &Daemon| row(daemon, "run/train.log")["copies"]["object"]["bytes"].as_u64();
     assert_eq!(copies(&daemon), Some(0));
-    // Within a tick of the kernel's clock a further write would not show, and nothing would be claimed.
+    // Within a tick of the kernel's clock, a further write would not show, so the daemon would claim nothing.
     std::thread::sleep(Duration::from_millis(100));
     // The flush ends by itself, and names the files that may get more bytes.
     let flush = daemon.ctl(&["flush", "--wait"]);
@@ -227,7 +227,7 @@ fn a_file_that_never_settles_is_uploaded_now_and_then() {
 fn what_is_appended_is_uploaded_and_what_was_there_is_not_again() {
     let Some(mut daemon) = start(options("128MiB", CONFIG)) else { return };
     let file = daemon.mount().join("run/metrics.jsonl");
-    // More than a chunk, and no multiple of one.
+    // The size is more than a chunk, and no multiple of one.
     let mut bytes = noise(1, 9 * MIB + 5);
     save(&daemon, "run/metrics.jsonl", &bytes);
     daemon.flush();
@@ -294,7 +294,7 @@ fn superseded_and_removed_generations_are_given_up_and_a_removed_file_comes_back
     );
     assert_eq!(row(&daemon, over)["copies"]["object"]["files"], 1);
 
-    // By an administrator at once; and what the job removed when it says so.
+    // `rm` removes the objects at once. A removal by the job does so once it has reached Tier-3.
     let removed = daemon.ctl(&["rm", over]);
     assert!(removed.status.success(), "{}", shown(&removed));
     assert!(!daemon.mount().join(over).exists() && objects(&daemon, over).is_empty());
@@ -306,7 +306,7 @@ fn superseded_and_removed_generations_are_given_up_and_a_removed_file_comes_back
     daemon.flush();
     process::until(LIMIT, || objects(&daemon, kept).is_empty().then_some(()))
         .expect("it follows the removal");
-    // The name is used again, and what was removed is not it.
+    // The name is used again, by another file than the removed one.
     save(&daemon, over, b"anew");
     daemon.flush();
     daemon.kill9();

@@ -1,7 +1,7 @@
-//! A committed checkpoint that cannot be read whole any more: does a job that comes back load the next older one?
+//! A committed checkpoint that can no longer be read whole: does a job that comes back load the next older one?
 //!
-//! Owns: damage to every copy of the newest, what is hidden, what `ckptctl recover --plan` says. Does not own: damage to one
-//! copy of several (`bytes`), what was never whole (`shield`).
+//! Owns: damage to every copy of the newest, hiding it, the output of `ckptctl recover --plan`. Does not own: damage to one
+//! copy of several (`bytes`), checkpoints that were never whole (`shield`).
 
 use std::fs;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ pub(crate) fn plan(daemon: &Daemon) -> (Option<i32>, Value) {
     (output.status.code(), plan)
 }
 
-/// The step that is chosen of the only run, and of each version from the newest what it says.
+/// Returns the chosen step of the only run, and step, standpoint and reason of each version, the newest first.
 fn chosen(daemon: &Daemon) -> (Value, Vec<(u64, String, String)>) {
     let (_, plan) = plan(daemon);
     let runs = plan["runs"].as_array().unwrap();
@@ -67,7 +67,7 @@ fn what_cannot_be_read_whole_goes_out_of_sight_and_the_next_older_one_is_loaded(
         versions.iter().map(|(step, standpoint, _)| (*step, standpoint.as_str())).collect();
     assert_eq!(standpoints, [(3, "chosen"), (2, "older"), (1, "older")]);
 
-    // By an open.
+    // An open finds the damage.
     flip(&objects[2], 70_000);
     let error = fs::read(daemon.mount().join(NAMES[2])).expect_err("no copy is good");
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
@@ -78,7 +78,7 @@ fn what_cannot_be_read_whole_goes_out_of_sight_and_the_next_older_one_is_loaded(
     assert_eq!(daemon.ctl_json(&["status"])["runs"][0]["recoverable"]["step"], 2);
     assert_holds(&daemon, NAMES[1], &bytes(NAMES[1]), "the job comes back");
 
-    // The damage is mended, and a person says so.
+    // The damage is mended, and a person reports that by `undelete`.
     flip(&objects[2], 70_000);
     let undelete = daemon.ctl(&["undelete", daemon.mount().join(NAMES[2]).to_str().unwrap()]);
     assert!(undelete.status.success(), "{}", shown(&undelete));
@@ -87,7 +87,7 @@ fn what_cannot_be_read_whole_goes_out_of_sight_and_the_next_older_one_is_loaded(
     assert_eq!(step, 3, "{versions:?}");
     assert_eq!(plan(&daemon).0, Some(0));
 
-    // Nothing is left, which an administrator finds: a job must fail, and not begin at step 0.
+    // No version is left, which an administrator finds. A job must fail, and not begin at step 0.
     flip(&objects[2], 70_000);
     flip(&objects[0], 70_000);
     fs::remove_file(&objects[1]).unwrap();
@@ -123,13 +123,13 @@ fn verify_reads_the_object_of_which_an_open_found_no_good_copy() {
     assert_eq!(verify(&daemon), Some(0), "the object was restored");
 }
 
-/// The problems of that code, what they say.
+/// Returns the texts of the problems with that code.
 fn problems_of(daemon: &Daemon, code: &str) -> Vec<String> {
     let of = problems(daemon).into_iter().filter(|(found, ..)| found == code);
     of.map(|(_, what, _)| what).collect()
 }
 
-/// Three committed checkpoints with empty memory; a byte of the newest one's object, which is the second value, is flipped.
+/// Starts with three committed checkpoints and empty memory. Flips a byte of the newest one's object, and returns its path.
 fn with_a_bad_newest() -> Option<(Daemon, PathBuf)> {
     let mut daemon = start(options("256MiB", CONFIG))?;
     for name in NAMES {
@@ -161,7 +161,7 @@ fn a_lost_checkpoint_is_a_problem_until_it_can_be_read_and_undelete_finds_it_by_
     assert!(health.starts_with("degraded\nlost: "), "{health}");
     assert_eq!(daemon.ctl(&["show", "run@3"]).status.code(), Some(4));
 
-    // As the event offers.
+    // The event offers this command.
     let undelete = daemon.ctl(&["undelete", "run@3"]);
     assert!(undelete.status.success(), "{}", shown(&undelete));
     assert!(there(&daemon, NAMES[2]));
@@ -187,7 +187,7 @@ fn what_went_out_of_sight_comes_back_by_itself_once_it_was_read_whole() {
     assert_holds(&daemon, NAMES[2], &bytes(NAMES[2]), "read whole after all");
     assert_eq!(chosen(&daemon).0, 3);
     assert_eq!(problems_of(&daemon, "lost"), [""; 0]);
-    // No pin asked for it to stay: it is hidden once more.
+    // No pin keeps it visible, so new damage hides it once more.
     daemon.flush();
     daemon.stop();
     flip(&object, 70_000);
@@ -208,7 +208,7 @@ fn what_the_job_removed_or_saved_over_has_no_row_and_its_run_is_not_lost() {
     save(&daemon, NAMES[2], &bytes(NAMES[1]));
     daemon.flush();
     fs::remove_file(daemon.mount().join(NAMES[0])).unwrap();
-    // A process that ends well meant it.
+    // The removal counts as meant, because its process ends well.
     let gone = daemon.mount().join("gone");
     assert!(std::process::Command::new("rm").arg("-r").arg(gone).status().unwrap().success());
     let settled = || {

@@ -2,8 +2,8 @@
 //! nothing sealed?
 //!
 //! Owns: damage done to real daemons from outside, in memory and in Tier-3, the limits of names and sizes, refusals
-//! at start, and the ways to end. Does not own: death at a step of the commit (suite crash), frameworks, the calls
-//! of the mount.
+//! at start, and the ends of a daemon. Does not own: death at a step of the commit (suite crash), frameworks, the
+//! calls of the mount.
 
 #![expect(clippy::unwrap_used, reason = "a broken belief of a test is its failure")]
 

@@ -1,4 +1,4 @@
-//! Tier-1 is smaller than what passes through it, and the trainer's memory smaller than its checkpoint.
+//! A Tier-1 that is smaller than the bytes that pass through it, and a trainer whose memory is smaller than its checkpoint.
 //!
 //! Owns: sums of bytes against budgets. Does not own: the budget's own arithmetic (engine, tier1).
 
@@ -17,12 +17,12 @@ use crate::site::{
 };
 
 const SAVES: u64 = 8;
-/// More than half of 256 MiB, and not a whole number of anything.
+/// Size of more than half of 256 MiB, which is no multiple of a page or chunk.
 const LARGE_BYTES: usize = 150 * MIB + 4099;
-/// A trainer that writes 512 MiB into a warm Tier-1 takes well below a second; a cold one some.
+/// Limit of a trainer that writes 512 MiB. Into a warm Tier-1, that takes well below a second, into a cold one some seconds.
 const TRAINER_LIMIT: Duration = Duration::from_secs(120);
 
-/// Ends the other thread however this one ends: a scope waits for all of its threads.
+/// Guard that ends the other thread however this one ends, because a scope waits for all of its threads.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -31,7 +31,7 @@ impl Drop for End<'_> {
     }
 }
 
-/// Saves with `path_of`, flushes each, and asks for the budget all the while.
+/// Saves with `path_of`, flushes each save, and checks the use of the budget meanwhile.
 fn saved_again_and_again(daemon: &Daemon, path_of: impl Fn(u64) -> String, seed: u64) {
     let over = AtomicBool::new(false);
     let ended = AtomicBool::new(false);
@@ -72,7 +72,7 @@ fn a_checkpoint_larger_than_half_of_memory_is_saved_to_new_paths_again_and_again
 fn a_checkpoint_larger_than_half_of_memory_is_saved_to_one_path_again_and_again() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
     saved_again_and_again(&daemon, |_| "run/model.pt".into(), 200);
-    // The bytes that it replaces are in Tier-3, and their memory is the room that a save needs: none waits in vain for it.
+    // The replaced bytes are in Tier-3, so evicting them gives each save its room. No save waits for it in vain.
     assert!(!daemon.log().contains("without the room that it had"), "{}", daemon.log());
     daemon.stop();
     daemon.start_again();
@@ -86,7 +86,7 @@ fn a_save_of_unknown_size_finds_room_where_everything_may_give_way() {
         save(&daemon, &format!("run/step{step}.pt"), &noise(400 + step, 10 * MIB));
         daemon.flush();
     }
-    // All of it is committed. The names are new, so the daemon cannot know how large these files will be.
+    // All files so far are committed. The names are new, so the daemon cannot know how large these files will be.
     for step in 101..=106 {
         save(&daemon, &format!("run/step{step}.pt"), &noise(400 + step, 30 * MIB));
     }
@@ -96,7 +96,7 @@ fn a_save_of_unknown_size_finds_room_where_everything_may_give_way() {
     }
 }
 
-/// The removed file was not reported as whole yet: the seal or the upload may be at work on it when it goes.
+/// The removed file is not yet reported as whole, so the seal or the upload may be at work on it when it goes.
 #[test]
 fn what_was_just_removed_makes_room_for_the_next_save() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -108,13 +108,13 @@ fn what_was_just_removed_makes_room_for_the_next_save() {
         // The daemon cannot know the size of this write, which comes at memory speed.
         let written = fs::write(path(&format!("next-{round}")), &next);
         assert!(written.is_ok(), "round {round}: {written:?}");
-        // The same over a rename.
+        // The next round removes the file under a new name.
         fs::rename(path(&format!("next-{round}")), path("next")).unwrap();
         fs::remove_file(path("next")).unwrap();
     }
 }
 
-/// The moment: the seal reads the bytes when most of them are cut off.
+/// Most bytes are cut off while the seal reads them.
 #[test]
 fn what_was_just_cut_off_makes_room_for_the_next_save() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -145,14 +145,14 @@ fn a_trainer_in_a_memory_cgroup_smaller_than_its_checkpoint_saves_it() {
     fs::write(&source, &bytes).unwrap();
     fs::create_dir(daemon.mount().join("run")).unwrap();
     let target = daemon.mount().join("run/step1.pt");
-    // dd opens with O_TRUNC and writes on and on: the daemon cannot know the file's size.
+    // dd opens with O_TRUNC and writes on, so the daemon cannot know the file's size.
     let script = "echo $$ > \"$0/cgroup.procs\" && exec dd if=\"$1\" of=\"$2\" bs=1M iflag=direct";
     let mut command = Command::new("sh");
     command.args(["-c", script]).arg(group.path()).arg(&source).arg(&target);
     let output = process::run(&mut command, TRAINER_LIMIT);
     assert!(output.status.success(), "{}", shown(&output));
     let charged = group.most_charged_bytes();
-    // 32 MiB for the file, and what dd itself and its reads take.
+    // The limit is 32 MiB for the file, and the memory of dd itself and its reads.
     assert!(charged <= 40 * MIB, "{charged} bytes were charged to the trainer");
     assert_holds(&daemon, "run/step1.pt", &bytes, "saved from a small cgroup");
     daemon.flush();
@@ -167,7 +167,7 @@ fn a_tier1_that_is_full_of_what_may_not_give_way_is_a_problem() {
     let bytes = noise(40, 20 * MIB);
     fs::create_dir_all(daemon.mount().join("run/step1")).unwrap();
     assert!(!has_problem(&daemon, "tier1_full"));
-    // All shards belong to one checkpoint: a file beside it would be committed when the next one began, and give way.
+    // All shards belong to one checkpoint. A file beside it would be committed when the next began, and be evicted.
     let failed =
         (0..5).find(|shard| fs::write(daemon.mount().join(format!("run/step1/{shard}.pt")), &bytes).is_err());
     assert!(failed.is_some(), "64 MiB took 100 MB");

@@ -1,6 +1,6 @@
-//! A checkpoint is brought back before it is opened, as far as there is room, and memory gives way between its marks.
+//! Prefetch: a checkpoint is fetched before it is opened, as far as there is room. Eviction keeps memory between its marks.
 //!
-//! Owns: what `ckptctl prefetch` and `ckptctl tiers` promise of room. Does not own: fetching (suite s3, frameworks).
+//! Owns: the promises of `ckptctl prefetch` and `ckptctl tiers` about room. Does not own: fetching (suite s3, frameworks).
 
 use std::fs;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use crate::site::{CONFIG, MIB, NEVER_SETTLES, assert_holds, noise, options, save
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Files of checkpoint `step`, each with its bytes.
+/// Returns the files of checkpoint `step`, each with its bytes.
 fn shards(step: u64, count: usize, bytes: usize) -> Vec<(String, Vec<u8>)> {
-    // Letters, for digits in a name would make one series of them.
+    // The names have letters, because digits would make the files one series.
     let names = ["a", "b", "c", "d", "e", "f"].into_iter().zip(0..).take(count);
     names
         .map(|(name, number)| (format!("run/step{step}/{name}.bin"), noise(step * 10 + number, bytes)))
@@ -67,7 +67,7 @@ fn a_prefetch_takes_nothing_from_what_is_not_committed_and_says_what_did_not_fit
     daemon.flush();
     daemon.stop();
     daemon.start_again();
-    // 150 of some 240 MiB: no other copy has these bytes.
+    // These bytes, 150 of some 240 MiB, have no other copy.
     let new = shards(2, 6, 25 * MIB);
     save_all(&daemon, &new);
     let output = daemon.ctl(&["prefetch", "run/step1", "-o", "json"]);
@@ -112,7 +112,7 @@ fn memory_gives_way_above_the_high_mark_down_to_the_low_one_and_tiers_says_what_
         .filter_map(|reason| reasons.get(*reason)?.as_u64())
         .sum();
     assert!(waiting >= 160 << 20, "{full:#}");
-    // An open file is passed over.
+    // The command passes over an open file.
     let open = fs::File::open(daemon.mount().join(&files[0].0)).unwrap();
     daemon.flush();
     let fell = process::until(LIMIT, || {

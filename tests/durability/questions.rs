@@ -1,7 +1,7 @@
 //! Exit codes of `ckptctl` for questions about a path, and the attributes of a path.
 //!
-//! Owns: not found (3) against found, the place that a typed path means, `user.tidemark.*`. Does not own: the look of answers (the tests of
-//! ckptctl).
+//! Owns: exit status 3 (not found) against found, the file that a typed path means, `user.tidemark.*`. Does not own: the form of answers
+//! (the tests of ckptctl).
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -65,7 +65,7 @@ fn a_path_that_names_nothing_is_not_found() {
         assert_eq!(code, Some(0), "ckptctl {words:?}: {shown}");
     }
     assert_eq!(code(&["show", "run/notes.txt"]).0, Some(0), "a loose file is shown as one");
-    // A directory of several checkpoints is none, and nothing makes a loose file one.
+    // A directory of several checkpoints is no checkpoint, and neither is a loose file.
     for words in [&["commit", "run/notes.txt"], &["show", "empty"], &["commit", "run"]] {
         assert_eq!(code(words).0, Some(3), "ckptctl {words:?}: {}", code(words).1);
     }
@@ -107,7 +107,7 @@ fn a_name_that_means_several_checkpoints_chooses_none_of_them() {
     assert_eq!(daemon.checkpoints().len(), 6, "nothing was removed");
     assert_eq!(daemon.ctl_json(&["show", "two@100"])["checkpoint"]["path"], "two/step100.pt");
     assert_eq!(daemon.ctl_json(&["show", "two@latest"])["checkpoint"]["path"], "two/step300.pt");
-    // In one run, too: two names of one step, both committed.
+    // A step is also ambiguous within one run that has two committed names for it.
     save(&daemon, "one/checkpoint-100/model.safetensors", &noise(3, 70_000));
     save(&daemon, "one/checkpoint-100/trainer_state.json", b"{}");
     daemon.flush();
@@ -122,7 +122,7 @@ fn a_name_that_means_several_checkpoints_chooses_none_of_them() {
     }
     daemon.flush();
     refused(&["undelete", "@100"], &both);
-    // A run of which nothing is in the tree has no say in what is the latest.
+    // A run without files in the tree does not count for the latest.
     fs::remove_dir_all(daemon.mount().join("two")).unwrap();
     daemon.flush();
     let latest = daemon.ctl_json(&["show", "latest"])["checkpoint"]["path"].as_str().unwrap().to_owned();
@@ -133,7 +133,7 @@ fn a_name_that_means_several_checkpoints_chooses_none_of_them() {
 #[test]
 fn a_file_in_a_checkpoint_stands_for_the_checkpoint() {
     let Some(mut daemon) = start(options("256MiB", NEVER_SETTLES)) else { return };
-    // A directory, and a family of files that has none.
+    // The checkpoints are a directory, and a family of files without one.
     for (file, other, checkpoint) in [
         ("run/step_1/model_rank0.pt", "run/step_1/model_rank1.pt", "run/step_1"),
         ("run/step5_rank0.pt", "run/step5_rank1.pt", "run/step5_rank*.pt"),
@@ -145,7 +145,7 @@ fn a_file_in_a_checkpoint_stands_for_the_checkpoint() {
         assert_eq!(waited.status.code(), Some(1), "{other} is open: {}", shown(&waited));
         assert!(shown(&waited).contains(checkpoint), "{}", shown(&waited));
         drop(open);
-        // Nothing settles here, so that it is the flush that makes it complete.
+        // Nothing settles here, so only the flush can make the checkpoint complete.
         let waited = daemon.ctl(&["flush", "--wait", "--timeout", "60", file]);
         assert_eq!(waited.status.code(), Some(0), "{}", shown(&waited));
         let row = daemon.checkpoint(checkpoint).unwrap_or_else(|| panic!("{:#?}", daemon.checkpoints()));
@@ -205,7 +205,7 @@ fn a_path_through_symbolic_links_is_about_what_they_lead_to() {
     }
     drop(open);
     daemon.flush();
-    // `rm` removes for good only a checkpoint's own name, and a link is none.
+    // `rm` removes for good only by a checkpoint's own name, not by a link.
     for (link, target) in
         [("run7/last.ckpt", "step300.pt"), ("current/last.ckpt", "step300.pt"), ("current", "run7")]
     {
@@ -216,7 +216,7 @@ fn a_path_through_symbolic_links_is_about_what_they_lead_to() {
     assert!(at("run7/step300.pt").exists() && at("run7/last.ckpt").symlink_metadata().is_ok());
     assert_eq!(daemon.ctl_json(&["rm", "current/step100.pt"])["path"], "run7/step100.pt");
     assert!(!at("run7/step100.pt").exists());
-    // A link that has the name of what was removed is in its way.
+    // A link with the removed checkpoint's name keeps `undelete` from restoring it.
     fs::remove_file(at("run7/step200.pt")).unwrap();
     symlink("step300.pt", at("run7/step200.pt")).unwrap();
     daemon.flush();
@@ -240,7 +240,7 @@ fn a_flush_that_does_not_wait_says_what_is_pending_and_holds_for_what_was_closed
     let said = daemon.ctl(&["flush", "run/step_9"]);
     assert!(said.status.success() && shown(&said).contains("not committed yet"), "{}", shown(&said));
     drop(open);
-    // So large that it is not sealed when the command is answered. Nothing settles here, so that only the word makes it complete.
+    // The file is too large to be sealed when the command is answered. Nothing settles here, so only the command makes it complete.
     save(&daemon, "run/step_1/model_rank0.pt", &noise(2, 128 * MIB));
     let asked = daemon.ctl_json(&["flush", "run/step_1"]);
     assert_eq!(asked["waited"], false, "{asked:#}");
@@ -323,20 +323,20 @@ fn a_typed_path_means_the_same_whatever_path_leads_to_the_mount() {
         };
         process::until(Duration::from_secs(10), latest).expect("`latest` holds a path on the mount");
     }
-    // A path typed in a bind mount could be anything below the mount's root.
+    // A path typed in a bind mount could mean anything below the mount's root.
     mount_bind(&real, &bind).unwrap();
     let through_bind = show_in(&bind.join("run"), "step1.pt");
     unmount(&bind, UnmountFlags::DETACH).unwrap();
     assert_eq!(through_bind, (Some(2), None));
-    // A name of another directory means none on the mount either.
+    // A name that exists in a directory outside means that file, and so none on the mount.
     fs::write(home.path().join("step1.pt"), b"mine").unwrap();
     assert_eq!(show_in(home.path(), "step1.pt"), (Some(2), None));
     assert_eq!(show_in(home.path(), "run/step1.pt"), is_found("run/step1.pt"));
     daemon.stop();
 }
 
-/// The file `latest` names one checkpoint, however many runs there are, because a program only reads it. A command may remove it for good,
-/// and thus chooses among none.
+/// The file `latest` names one checkpoint, however many runs there are, because a program only reads it. A command may remove for good,
+/// so it does not choose among runs.
 #[test]
 fn latest_is_what_was_whole_last_and_no_command_chooses_among_runs() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -351,7 +351,7 @@ fn latest_is_what_was_whole_last_and_no_command_chooses_among_runs() {
         named(name);
         assert_eq!(daemon.ctl_json(&["show", "latest"])["checkpoint"]["path"], name);
     };
-    // A process that ends well means what it removes.
+    // A removal by a process that ends well counts as meant.
     let remove = |name: &str| {
         assert!(Command::new("rm").arg(daemon.mount().join(name)).status().unwrap().success());
         daemon.flush();
@@ -359,7 +359,7 @@ fn latest_is_what_was_whole_last_and_no_command_chooses_among_runs() {
     save(&daemon, "long/step900.pt", &noise(1, 70_000));
     daemon.flush();
     both_name("long/step900.pt");
-    // Steps of two runs say nothing about which of them is newer.
+    // The steps of two runs do not show which run's checkpoint is newer.
     save(&daemon, "short/step5.pt", &noise(2, 70_000));
     daemon.flush();
     named("short/step5.pt");
@@ -377,7 +377,7 @@ fn latest_is_what_was_whole_last_and_no_command_chooses_among_runs() {
     daemon.stop();
 }
 
-/// A script waits for its save, and reads which one it was.
+/// A script waits for its save, and reads which save it was.
 #[test]
 fn the_control_files_say_what_a_flush_has_brought_when_it_ends() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -430,7 +430,7 @@ fn a_path_says_what_it_is_and_where_its_copies_are() {
     {
         assert_eq!(attribute(place, name), Err(Errno::NODATA), "{name} of {}", place.display());
     }
-    // While it is written it says so.
+    // While a file is written, its attributes say so.
     let open = fs::File::options().append(true).open(&file).unwrap();
     let reopened = || (attribute(&file, "state").as_deref() == Ok("open")).then_some(());
     process::until(Duration::from_secs(10), reopened).expect("a file that is open again is not committed");
@@ -479,7 +479,7 @@ fn ls_counts_every_name_and_says_of_tier3_what_is_there_of_the_present_bytes() {
     for log in ["run/logs/a.log", "run/logs/b.log"] {
         assert_eq!(row(log), (1, 1, 1, 70_000));
     }
-    // A checkpoint that is written again, too: its open version stands above the committed one.
+    // If a checkpoint is written again, its open version is shown above the committed one.
     save(&daemon, "run/checkpoint.pth.tar", &noise(4, 90_000));
     daemon.flush();
     assert_eq!(row("run/checkpoint.pth.tar"), (1, 1, 1, 90_000));
@@ -489,7 +489,7 @@ fn ls_counts_every_name_and_says_of_tier3_what_is_there_of_the_present_bytes() {
         (row("run/checkpoint.pth.tar") == (1, 1, 0, 400_000)).then_some(())
     });
     assert!(seen.is_some(), "{:?}", row("run/checkpoint.pth.tar"));
-    // Written again and open: Tier-3 has the bytes of the save before.
+    // The file is written again and open, so Tier-3 has the bytes of the previous save.
     let mut open = fs::File::create(daemon.mount().join("run/logs/a.log")).unwrap();
     std::io::Write::write_all(&mut open, &noise(3, 300_000)).unwrap();
     let seen = process::until(Duration::from_secs(20), || {

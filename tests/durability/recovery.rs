@@ -1,7 +1,7 @@
-//! A checkpoint that its job removed in part, or saved in another shape: is that distinguished from a lost one?
+//! A checkpoint that its job removed in part, or saved in another shape: is it distinguished from a lost one?
 //!
-//! Owns: what `ckptctl recover --plan` and `why` say of it, and the way back. Does not own: damage (`lost`), removals of all of one
-//! (`removed`).
+//! Owns: the output of `ckptctl recover --plan` and `why` for it, and undeleting it. Does not own: damage (`lost`), removals of a whole
+//! checkpoint (`removed`).
 
 use std::fs::File;
 use std::io::Write;
@@ -16,13 +16,13 @@ use crate::site::{CONFIG, assert_holds, noise, options, save, start};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// By a process that ends well.
+/// Removes a file by a process that ends well.
 fn rm(daemon: &Daemon, path: &str) {
     let status = Command::new("rm").arg(daemon.mount().join(path)).status();
     assert!(status.unwrap().success(), "rm {path}");
 }
 
-/// The plan's word on the only version, once it is known that its removal was meant.
+/// Waits until the removal counts as meant, and returns the plan's reason for the only version.
 fn wait_thinned(daemon: &Daemon) -> String {
     let said = || {
         let (_, said) = plan(daemon);
@@ -59,7 +59,7 @@ fn what_a_job_removed_a_part_of_is_not_lost_and_undelete_brings_the_rest_back() 
     }
 }
 
-/// While a file of a checkpoint is being overwritten, its outcome is not known.
+/// While a file of a checkpoint is being overwritten, the outcome is unknown.
 #[test]
 fn what_was_removed_in_part_and_is_written_over_is_not_taken_for_meant() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -77,7 +77,7 @@ fn what_was_removed_in_part_and_is_written_over_is_not_taken_for_meant() {
     assert_eq!(said["runs"][0]["versions"][0]["removed_in_part"], false, "{said:#}");
 }
 
-/// A model of one tensor of 16 bytes.
+/// Returns a model of one tensor of 16 bytes.
 fn safetensors(byte: u8) -> Vec<u8> {
     let header = br#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#;
     let length = u64::try_from(header.len()).unwrap();

@@ -1,6 +1,6 @@
-//! Bad input at start: refused with the right exit code and words that say what to do, and nothing is left mounted.
+//! Bad input at start is refused with the right exit code and a message that says what to do. Nothing is left mounted.
 //!
-//! Owns: what `ckptd up` says no to. Does not own: bad input while it serves (`documents`, `away`).
+//! Owns: input that `ckptd up` refuses. Does not own: bad input while it serves (`documents`, `away`).
 
 use std::fs;
 use std::path::Path;
@@ -14,10 +14,10 @@ use tidemark_tests::{machine, process};
 
 use crate::site::{CONFIG, assert_holds, noise, options, save, start};
 
-/// A store that does not answer is tried a few times before it is called unreachable.
+/// Limit of a refusal. A store that does not answer is tried a few times before it is called unreachable.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(90);
 
-/// `ckptd up` with its own options; the harness's daemon would clean up mounts, which are the subject here.
+/// Options of a `ckptd up`. The harness's daemon is not used, because it would clean up mounts, which are the subject here.
 struct Try {
     home: TempDir,
     mountpoint: Option<String>,
@@ -26,7 +26,7 @@ struct Try {
     state_dir: Option<String>,
     config: Option<String>,
     env: Vec<(String, String)>,
-    /// Run before it in a mount namespace of its own.
+    /// Script that runs before the daemon, in a mount namespace of its own.
     before: Option<String>,
 }
 
@@ -49,13 +49,13 @@ impl Try {
         self.home.path().join(name).to_str().expect("text").to_owned()
     }
 
-    /// Asserts the exit code, the words, that nothing was printed to stdout and that nothing is mounted.
+    /// Asserts the exit code and the words, and that stdout is empty and nothing is mounted.
     fn refused(&self, code: i32, words: &[&str]) -> String {
         let output = self.run();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(code), "{}", shown(&output));
         assert!(output.stdout.is_empty(), "a refused daemon is not ready: {}", shown(&output));
-        // The last words are what a person reads; they may have several lines.
+        // A person reads the last message, which may have several lines.
         let last = text.find("ckptd: ").map_or("", |at| &text[at..]);
         for word in words {
             assert!(last.contains(word), "{word:?} is not in {last:?}; all of it: {text}");
@@ -135,7 +135,7 @@ fn a_dead_mount_is_unmounted_first() {
     let bytes = noise(2, 100_001);
     save(&dead, "run/step1.pt", &bytes);
     dead.flush();
-    // Not `kill9`, which would take the dead mount away.
+    // `kill9` would take the dead mount away.
     process::kill_node(dead.keeper_pid());
     let gone = process::until(Duration::from_secs(20), || {
         matches!(fs::read_dir(&mountpoint), Err(error) if error.raw_os_error() == Some(libc::ENOTCONN))
@@ -186,7 +186,7 @@ fn a_tier3_url_that_is_malformed_is_refused_as_usage() {
         ("s3://", "bucket"),
         ("file://relative/path", "file:///"),
     ] {
-        // A word of the command line that cannot be right is usage; nothing was asked of any store.
+        // An argument that cannot be right is a usage error, found before any request to a store.
         let text = Try { tier3: Some(url.into()), ..Try::new() }.refused(2, &[word]);
         assert!(text.contains(url), "{text}");
     }
@@ -197,7 +197,7 @@ fn a_tier3_that_cannot_be_reached_is_unavailable() {
     if !machine::can_mount() {
         return;
     }
-    // Bound and dropped: no process listens there.
+    // The port was bound and dropped, so no process listens there.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let endpoint = format!("http://127.0.0.1:{port}");
     let env = [
@@ -220,7 +220,7 @@ fn a_read_only_tier3_is_refused() {
     let refused = Try::new();
     let folder = refused.path("t3");
     fs::create_dir(&folder).unwrap();
-    // chmod does not stop root; a read-only mount does, in a namespace that goes with the process.
+    // chmod does not stop root, but a read-only mount does. Its namespace ends with the process.
     let before = format!("mount --bind '{folder}' '{folder}'; mount -o remount,bind,ro '{folder}'");
     Try { before: Some(before), ..refused }.refused(5, &[&folder, "read"]);
 }
@@ -246,7 +246,7 @@ fn wrong_credentials_and_a_missing_bucket_are_refused() {
         .refused(5, &["s3://no-such-bucket", "create the bucket"]);
     let read_only = S3Server::start(S3Options { read_only: true, ..S3Options::default() }).unwrap();
     Try { tier3: Some(read_only.url("p")), env: read_only.env(), ..Try::new() }.refused(5, &["AccessDenied"]);
-    // The same words with the right credentials are taken: the refusals above were about them.
+    // With the right credentials, the same URL is accepted. The refusals above were thus about credentials.
     let tier3 = Some(server.url("p"));
     let mut daemon = Daemon::start(DaemonOptions { tier3, env: server.env(), ..options("128MiB", CONFIG) });
     daemon.stop();

@@ -1,7 +1,7 @@
 //! A job that removes its old checkpoint before it writes the new one, and dies between the two.
 //!
-//! Owns: which process removed it and how that process ended, against what the next life of the job finds. Does not own: what a
-//! removal means for a restart and for Tier-3 (`wishes`, `keeping`).
+//! Owns: the checkpoint that the job's next life finds, by the process that removed it and that process's end. Does not own: a
+//! removal's meaning for a restart and for Tier-3 (`wishes`, `keeping`).
 //!
 //! The job is Perl, which every Debian has: the shell cannot remove a file by itself.
 
@@ -17,10 +17,10 @@ use tidemark_tests::{process, tier3};
 use crate::site::{CONFIG, assert_holds, events, lag_versions, names, noise, options, save, start};
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// Several looks: what is not back by then stays removed.
+/// Duration of several checks of the daemon. A checkpoint that is not back by then stays removed.
 const STAYS: Duration = Duration::from_millis(2500);
 
-/// The tree is written every 10 s when no flush waits for it.
+/// Limit until the tree is written, which happens every 10 s when no flush waits for it.
 const TREE_LIMIT: Duration = Duration::from_secs(40);
 
 const OLD: &str = "project/checkpoints/checkpoint_0";
@@ -63,7 +63,7 @@ fn job(daemon: &Daemon, script: &str) -> Child {
     child
 }
 
-/// As rmtree does it; then the first file of the next checkpoint, and a word.
+/// Removes as rmtree does, then writes the first file of the next checkpoint, and prints a word.
 const REMOVE_AND_WRITE: &str = "unlink glob('checkpoint_0/*'); rmdir 'checkpoint_0' or die; mkdir 'checkpoint_1'; \
      open(F, '>', 'checkpoint_1/model.safetensors'); syswrite(F, 'x' x 70000); print \"removed\\n\"; <STDIN>;";
 const REMOVE: &str =
@@ -92,7 +92,7 @@ fn the_only_checkpoint_is_back_when_who_removed_it_is_killed_before_the_next_is_
     });
     assert!(said, "{:#?}", events(&daemon));
 
-    // In the middle of the removal: what is left of the names would be taken for all of it.
+    // The trainer dies in the middle of the removal, whose remaining names could pass for the whole checkpoint.
     let trainer = job(&daemon, "unlink 'checkpoint_0/optimizer.bin'; print \"removed\\n\"; <STDIN>;");
     assert_eq!(names(&daemon.mount().join(OLD)), [NAMES[0], NAMES[2]]);
     kill(trainer);
@@ -101,7 +101,7 @@ fn the_only_checkpoint_is_back_when_who_removed_it_is_killed_before_the_next_is_
     is_back(&daemon, OLD);
 }
 
-/// The node is gone in the moment after the job. Between the two a flush asked for durability, or the daemon was told to end.
+/// The node is lost right after the job. Between the two, a flush asked for durability, or the daemon was told to end.
 #[test]
 fn it_is_back_although_the_node_goes_right_after_who_removed_it() {
     let config = format!("{CONFIG}[shutdown]\ngrace_s = 1\n");
@@ -122,7 +122,7 @@ fn it_is_back_although_the_node_goes_right_after_who_removed_it() {
                 daemon.stop_with_status();
             }
             _ => {
-                // The end cuts off the save that was to replace it.
+                // The end of the daemon cuts off the save that was to replace the removed checkpoint.
                 daemon.stop_with_status();
                 kill(trainer);
             }
@@ -132,7 +132,7 @@ fn it_is_back_although_the_node_goes_right_after_who_removed_it() {
     }
 }
 
-/// In the directory itself: what is kept of the new save is no checkpoint that the removed one gives way to.
+/// The next save begins in the removed checkpoint's directory. Files kept of that save are no checkpoint that could replace the old one.
 #[test]
 fn it_is_back_although_its_next_save_was_begun_in_its_place_when_the_daemon_ended() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -149,7 +149,7 @@ fn it_is_back_although_its_next_save_was_begun_in_its_place_when_the_daemon_ende
 fn a_removal_that_was_meant_stands() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     let there = |path: &str| daemon.mount().join(path).exists();
-    // By a person: rm(1) ends well, or complains of a name that is not there.
+    // A person removes it: rm(1) ends well, or complains of a missing name.
     for command in ["rm -r checkpoint_0", "rm -r checkpoint_0 checkpoint_9; test $? = 1"] {
         save_all(&daemon, OLD);
         let directory = daemon.mount().join(OLD).parent().unwrap().to_owned();
@@ -158,21 +158,21 @@ fn a_removal_that_was_meant_stands() {
         std::thread::sleep(STAYS);
         assert!(!there(OLD), "{command}");
     }
-    // By a job that ends well without another.
+    // A job removes it and ends well without another checkpoint.
     save_all(&daemon, OLD);
     let mut ends_well = job(&daemon, REMOVE);
     drop(ends_well.stdin.take());
     assert!(ends_well.wait().unwrap().success());
     std::thread::sleep(STAYS);
     assert!(!there(OLD));
-    // By one that is killed after something else was whole.
+    // A job removes it and is killed after another checkpoint was whole.
     save_all(&daemon, OLD);
     let trainer = job(&daemon, REMOVE);
     save_all(&daemon, "project/checkpoints/checkpoint_1");
     kill(trainer);
     std::thread::sleep(STAYS);
     assert!(!there(OLD));
-    // Where the same death brings it back, so that the time was enough.
+    // Without that other checkpoint, the same death brings it back, so the wait was long enough.
     fs::remove_dir_all(daemon.mount().join("project/checkpoints/checkpoint_1")).unwrap();
     save_all(&daemon, OLD);
     kill(job(&daemon, REMOVE));
@@ -194,7 +194,7 @@ fn a_removal_stands_when_who_removed_it_is_killed_right_after_the_next_was_whole
         job.args(["-e", SAVE_AND_REMOVE, &old, &new]).current_dir(&directory);
         let status = job.status().unwrap();
         assert_eq!(status.signal(), Some(9), "{status}");
-        // How it ended is known, and the next one committed.
+        // The flush ends when the job's end is known and the next checkpoint is committed.
         daemon.flush();
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(names(&directory), [new.as_str()], "{:#?}", events(&daemon));
@@ -206,7 +206,7 @@ fn the_death_of_the_node_does_not_make_a_removal_meant() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
     save_all(&daemon, OLD);
     let trainer = job(&daemon, REMOVE);
-    // The tree is written while who removed it lives.
+    // The tree is written while the process that removed it lives.
     let trees = || tier3::files_below(&daemon.tier3_dir().join(".tidemark/tree")).len();
     let before = trees();
     fs::create_dir(daemon.mount().join("made-after-it")).unwrap();
@@ -218,7 +218,7 @@ fn the_death_of_the_node_does_not_make_a_removal_meant() {
     is_back(&daemon, OLD);
 }
 
-/// The next checkpoint is whole, and in memory only.
+/// The next checkpoint is whole, but only in memory.
 #[test]
 fn a_removal_is_in_tier3_no_sooner_than_what_replaces_what_was_removed() {
     let config = format!("{CONFIG}[shutdown]\ndrain_timeout_s = 3\n");
@@ -227,7 +227,7 @@ fn a_removal_is_in_tier3_no_sooner_than_what_replaces_what_was_removed() {
         let run = daemon.mount().join("run");
         save(&daemon, "run/step1.pt", &bytes("step1"));
         daemon.wait_committed("run/step1.pt", LIMIT);
-        // Nothing can be written below that.
+        // Nothing can be written below this file.
         let held = daemon.tier3_dir().join("run/step2.pt");
         fs::write(&held, "").unwrap();
         save(&daemon, "run/step2.pt", &bytes("step2"));
@@ -250,7 +250,7 @@ fn a_removal_is_in_tier3_no_sooner_than_what_replaces_what_was_removed() {
     }
 }
 
-/// The checkpoint that was to replace it is removed as well: a person wants neither.
+/// The checkpoint that was to replace it is removed as well, so the removal of both counts.
 #[test]
 fn a_removal_does_not_wait_for_what_was_removed_too() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };

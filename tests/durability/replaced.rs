@@ -1,6 +1,6 @@
-//! A daemon is replaced with its memory: does the next one conclude as the one before it did?
+//! A daemon is replaced and its memory stays: does the next daemon conclude the same as the one before it?
 //!
-//! Owns: what follows from how writers ended. Does not own: what a start with empty memory finds (`visibility`), what is open meanwhile
+//! Owns: conclusions from the ends of writers. Does not own: starts with empty memory (`visibility`), files that are open meanwhile
 //! (suite survive).
 
 use std::fs;
@@ -14,11 +14,11 @@ use tidemark_tests::{machine, process, tier3};
 use crate::site::{CONFIG, events, has_problem, names, options, start};
 
 const DECIDED_WITHIN: Duration = Duration::from_secs(60);
-/// Several looks, and the settle time: what is there by then stays.
+/// Duration of several checks and the settle time. A file that is there by then stays.
 const STAYS: Duration = Duration::from_millis(3500);
 const WRITES: &str = "head -c 300000 /dev/zero";
 
-/// A process and a session of its own; whether it ends well.
+/// Runs a script in a process and a session of its own. Returns whether it ends well.
 fn run_in(directory: &Path, script: &str) -> bool {
     let status = Command::new("setsid").args(["-w", "sh", "-c", script]).current_dir(directory).status();
     status.unwrap().success()
@@ -43,7 +43,7 @@ fn can_tell() -> bool {
     tells
 }
 
-/// `curl URL >step2.bin`, and `curl URL >part`, which is renamed when the daemon that saw it end is gone.
+/// `curl URL >step2.bin`, and `curl URL >part`, which is renamed after the daemon that saw the end of curl is gone.
 #[test]
 fn what_a_program_left_open_that_ended_well_stays_in_sight_of_the_next_daemons() {
     let Some(daemon) = can_tell().then(|| start(options("256MiB", CONFIG))).flatten() else { return };
@@ -53,7 +53,7 @@ fn what_a_program_left_open_that_ended_well_stays_in_sight_of_the_next_daemons()
     daemon.wait_committed("run/step1.bin", DECIDED_WITHIN);
     assert!(run_in(&run, &format!("exec 3>step2.bin; {WRITES} >&3; exit 0")));
     assert!(run_in(&run, &format!("exec 3>part; {WRITES} >&3; exit 0")));
-    // The file is sealed as it is, and is in Tier-3 as undecided.
+    // The file is sealed as it is, and Tier-3 has it as undecided.
     wait_settled(&daemon, "run/step2.bin");
     // The second replacement knows the exit only from the first one.
     for _ in 0..2 {
@@ -68,10 +68,10 @@ fn what_a_program_left_open_that_ended_well_stays_in_sight_of_the_next_daemons()
     assert!(tier3::commits(&daemon.tier3_dir(), "run/step2.bin").is_empty(), "nobody says that it is whole");
 }
 
-/// An exception closes a file on its way out. The daemon that sees that dies before the settle time has passed.
+/// An exception closes a file as it unwinds. The daemon that sees that dies before the settle time has passed.
 #[test]
 fn what_a_program_closed_that_failed_is_committed_by_no_daemon_after_the_one_that_saw_it() {
-    // Longer than the test takes from the end of the program to the daemon's.
+    // The settle time is longer than the test takes from the end of the program to the daemon's.
     let config = "[save]\nsettle_s = 15.0\n[tier3]\npaced = false\n";
     let Some(daemon) = can_tell().then(|| start(options("256MiB", config))).flatten() else { return };
     let run = daemon.mount().join("run");

@@ -1,7 +1,7 @@
-//! Saves that go another way than most: over an old one, by more ranks than before, of an older step, by two jobs at once, and
-//! with an index that lies.
+//! Unusual saves: over an old one, by more ranks than before, of an older step, by two jobs at once, and with an index that
+//! lies.
 //!
-//! Owns: the newest checkpoint offered afterwards, and that nothing is two saves mixed. Does not own: what one index may say
+//! Owns: the newest checkpoint offered afterwards, and that no checkpoint mixes two saves. Does not own: the content of an index
 //! (protocol, beside the code), frameworks themselves (suite frameworks).
 
 use std::fs;
@@ -18,10 +18,10 @@ use crate::shield::Rank;
 use crate::site::{CONFIG, MIB, assert_holds, names, noise, options, save, start};
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// Longer than it takes to settle, several times.
+/// Several times the settle time.
 const STAYS: Duration = Duration::from_millis(1500);
 
-/// A `.metadata` that lists these files with their sizes, as pickle protocol 2 writes it.
+/// Returns a `.metadata` that lists these files with their sizes, as pickle protocol 2 writes it.
 fn metadata(files: &[(&str, usize)]) -> Vec<u8> {
     let text =
         |text: &str| [&b"X"[..], &u32::try_from(text.len()).unwrap().to_le_bytes(), text.as_bytes()].concat();
@@ -51,7 +51,7 @@ fn index(ranks: usize) -> Vec<u8> {
     metadata(&names.iter().enumerate().map(|(rank, name)| (name.as_str(), MIB + rank)).collect::<Vec<_>>())
 }
 
-/// The files of a save, beside the mount, for shells to copy.
+/// Writes the files of a save beside the mount, for shells to copy.
 fn prepare(daemon: &Daemon, save: u64, ranks: usize) -> std::path::PathBuf {
     let aside = daemon.scratch(&format!("save{save}"));
     for rank in 0..ranks {
@@ -72,7 +72,7 @@ fn order(from: &Path, to: &str, name: &str, cut: bool) -> String {
     let (from, to) = (from.join(name).display().to_string(), format!("{to}/{name}"));
     match (cut, name) {
         (true, _) => format!("exec 3>{to}; head -c 20 {from} >&3"),
-        // As DCP does it.
+        // DCP writes its index in this way.
         (false, ".metadata") => format!("cat {from} >{to}.tmp; mv {to}.tmp {to}"),
         (false, _) => format!("cat {from} >{to}"),
     }
@@ -151,7 +151,7 @@ fn a_checkpoint_that_an_older_directory_replaces_is_its_own_newest_version() {
     assert_eq!(versions(&daemon), (rest, rest), "as Tier-3 says it");
 }
 
-/// The four ranks of the last save say nothing about a save by eight.
+/// The four ranks of the last save prove nothing about a save by eight.
 #[test]
 fn a_world_that_grows_is_whole_only_with_all_its_ranks() {
     let Some(daemon) = start(options("512MiB", CONFIG)) else { return };
@@ -165,7 +165,7 @@ fn a_world_that_grows_is_whole_only_with_all_its_ranks() {
         let place = format!("step-{save}");
         for (rank, shell) in shells.iter_mut().enumerate().rev() {
             if rank == 1 {
-                // The last one, and the index after it.
+                // Rank 1 writes last, and the index follows.
                 continue;
             }
             shell.does(&format!("mkdir -p {place}; {}", order(&aside, &place, &shard_name(rank), false)));
@@ -235,7 +235,7 @@ fn a_step_that_goes_back_and_one_that_is_saved_twice_are_the_newest_when_they_ar
 /// Anonymous memory that the daemon may take at any moment, whatever its input.
 const ANONYMOUS_KIB: u64 = 512 << 10;
 
-/// The most anonymous memory that a process has while this lives.
+/// The most anonymous memory that a process has while this value lives.
 struct Peak {
     most_kib: Arc<AtomicU64>,
     done: Arc<AtomicBool>,
@@ -262,7 +262,7 @@ impl Peak {
     }
 }
 
-/// The daemon reads these as root, from whoever may write to the mount.
+/// The daemon reads indices as root, although any user with access to the mount may write them.
 #[test]
 fn an_index_that_is_hostile_proves_nothing_runs_nothing_and_costs_little() {
     let Some(daemon) = start(options("512MiB", CONFIG)) else { return };
@@ -291,7 +291,7 @@ fn an_index_that_is_hostile_proves_nothing_runs_nothing_and_costs_little() {
         save(&daemon, &format!("run/{name}/__0_0.distcp"), &noise(1, MIB));
         save(&daemon, &format!("run/{name}/.metadata"), index);
     }
-    // The one that is as it should be, so that the others had the time.
+    // A good checkpoint comes last. Once it is committed, the daemon has had time for the hostile ones.
     save(&daemon, "run/good/__0_0.distcp", &noise(1, MIB));
     save(&daemon, "run/good/.metadata", &whole);
     daemon.wait_committed("run/good", LIMIT);

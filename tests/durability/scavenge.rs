@@ -1,8 +1,8 @@
-//! The trainer is gone and no command comes: its completed checkpoints become durable by themselves. The unfinished
-//! ones do not, and stay readable.
+//! The trainer is gone and no command comes. Completed checkpoints become durable by themselves. Unfinished
+//! checkpoints do not, and stay readable.
 //!
-//! Owns: the time between a trainer's death and the next one's start. Does not own: how the kernel tells a close from
-//! a death (suite mount), deaths of the daemon (suites crash and campaign).
+//! Owns: the time between a trainer's death and the next one's start. Does not own: how the daemon distinguishes a close
+//! from a death (suite mount), deaths of the daemon (suites crash and campaign).
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -15,13 +15,13 @@ use tidemark_tests::tier3;
 
 use crate::site::{CONFIG as QUICK, MIB, assert_holds, noise, options, start};
 
-/// Keeps torn checkpoints at their paths, so that the tests can read them there; the suite's `shield` lets them be
-/// hidden.
+/// Configuration that keeps torn checkpoints at their paths, so that the tests can read them there. In the suite's
+/// `shield`, they are hidden.
 const IN_SIGHT: &str = "[torn]\nhide = false\n";
-/// Many times `settle`.
+/// Limit of a commit, many times the settle time.
 const COMMIT_LIMIT: Duration = Duration::from_secs(30);
 
-/// A trainer that saves two steps, is killed by `end` in the middle of the third, and closes nothing of that.
+/// Runs a trainer that saves two steps and is killed by `end` in the middle of the third, without closing its files.
 fn trainer(daemon: &Daemon, end: &str) {
     let bytes = daemon.scratch("trainer").join("bytes");
     fs::write(&bytes, noise(1, MIB)).unwrap();
@@ -40,7 +40,7 @@ fn trainer(daemon: &Daemon, end: &str) {
     assert!(status.signal().is_some() || status.code() == Some(7), "the trainer ended otherwise: {status}");
 }
 
-/// Both ways to end without a close: no process of the trainer is left, and no command is given.
+/// The trainer ends in both ways without a close. No process of it is left, and no command is given.
 #[test]
 fn what_a_dead_trainer_completed_is_committed_by_the_daemon_alone() {
     for end in ["kill -KILL $$", "exit 7"] {
@@ -50,7 +50,7 @@ fn what_a_dead_trainer_completed_is_committed_by_the_daemon_alone() {
         daemon.wait_committed("run/step2.pt", COMMIT_LIMIT);
         assert_eq!(tier3::commits(&daemon.tier3_dir(), "run/step2.pt").len(), 1, "{end}");
 
-        // The cut saves are torn, named as such, and kept byte for byte.
+        // The cut saves are torn, reported as torn, and kept byte for byte.
         let torn: Vec<String> = pending(&daemon);
         assert_eq!(torn, ["run/step4.pt", "run/step_3"], "{end}");
         for path in ["run/step4.pt", "run/step_3"] {
@@ -63,7 +63,7 @@ fn what_a_dead_trainer_completed_is_committed_by_the_daemon_alone() {
         assert_holds(&daemon, "run/step_3/model_rank0.pt", &bytes, end);
         assert_eq!(latest(&daemon), ["run/step2.pt"], "{end}");
 
-        // A restart makes no more of it either.
+        // A restart commits none of it either.
         daemon.stop_with_status();
         daemon.start_again();
         assert_eq!(latest(&daemon), ["run/step2.pt"], "{end}");
@@ -79,7 +79,7 @@ fn what_a_dead_trainer_completed_is_committed_by_the_daemon_alone() {
     }
 }
 
-/// Returns the paths that `flush --wait` does not wait for, sorted; all of them must be torn.
+/// Returns the paths that `flush --wait` does not wait for, sorted. All of them must be torn.
 fn pending(daemon: &Daemon) -> Vec<String> {
     let output = daemon.ctl(&["flush", "--wait", "--timeout", "30", "-o", "json"]);
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));

@@ -1,6 +1,6 @@
-//! A job comes back after its last save was torn: it must find the newest whole checkpoint, under whatever name it looks for.
+//! A job comes back after its last save was torn: it must find the newest whole checkpoint under any name that it tries.
 //!
-//! Owns: killed writers with ranks and without, a rank that dies alone, the ways back. Does not own: the frameworks themselves (suite
+//! Owns: killed writers with ranks and without, a rank that dies alone, undeleting. Does not own: the frameworks themselves (suite
 //! frameworks), that nothing torn is committed (`scavenge`), names and links to checkpoints (`trackers`).
 
 use std::fs;
@@ -14,9 +14,9 @@ use tidemark_tests::{machine, process, tier3};
 
 use crate::site::{CONFIG, MIB, assert_holds, names, noise, options, save, start};
 
-/// The daemon checks once a second which processes live.
+/// Limit until a torn checkpoint is hidden. The daemon checks once a second which processes live.
 pub(crate) const SHIELD_LIMIT: Duration = Duration::from_secs(60);
-/// Several looks: what is not hidden by then stays.
+/// Duration of several checks of the daemon. A checkpoint that is not hidden by then stays visible.
 pub(crate) const STAYS: Duration = Duration::from_millis(2500);
 
 /// A rank of a job: a shell that carries out orders and reports each as done.
@@ -27,7 +27,7 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    /// `rendezvous` names the launch; none is a process that nobody launched.
+    /// Starts a rank. `rendezvous` names its launch; `None` is for a process that no launcher started.
     pub(crate) fn start(directory: &Path, rendezvous: Option<(&str, u32, u32)>) -> Self {
         let mut command = Command::new("setsid");
         command.args(["sh"]).current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -62,7 +62,7 @@ impl Rank {
     }
 }
 
-/// Until a checkpoint is listed as torn.
+/// Waits until a checkpoint is listed as torn.
 pub(crate) fn wait_torn(daemon: &Daemon, path: &str) {
     let torn = || daemon.checkpoint(path).filter(|listed| listed["state"] == "torn").map(drop);
     process::until(SHIELD_LIMIT, torn).unwrap_or_else(|| panic!("{path}: {:#?}", daemon.checkpoints()));
@@ -92,7 +92,7 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
         ranks[0].does(&format!("cat {from} >{}", part(0)));
         let order = if cut { "exec 3>FILE; head -c 700000 FROM >&3" } else { "cat FROM >FILE" };
         ranks[1].does(&order.replace("FILE", &part(1)).replace("FROM", &from.to_string()));
-        // Rank 0 writes it without a barrier.
+        // Rank 0 writes the tracker without a barrier.
         ranks[0].does(&format!("printf %s {tag} >latest"));
     };
     save_step(&mut ranks, 10, false);
@@ -100,7 +100,7 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
     save_step(&mut ranks, 20, true);
     assert_holds(&daemon, "run/latest", b"global_step20", "the tracker lies");
 
-    // When rank 1 dies, the others may go on, and a rank that restarts alone must find its peers' files.
+    // When rank 1 dies, other ranks may go on, and a rank that restarts alone must find its peers' files.
     ranks.pop().unwrap().kill();
     wait_torn(&daemon, "run/global_step20");
     std::thread::sleep(STAYS);
@@ -111,7 +111,7 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
     assert_eq!(names(&run), ["global_step10", "latest"]);
     let followed = || (fs::read(run.join("latest")).ok()? == b"global_step10").then_some(());
     process::until(SHIELD_LIMIT, followed).expect("the tracker names the whole one");
-    // Nothing is lost by hiding: the files can be read elsewhere, and an event says so.
+    // Hidden files are not lost: they can be read at another path, which an event names.
     let hidden = ".tidemark/torn/run/global_step20/mp_rank_00_model_states.pt";
     assert_holds(&daemon, hidden, &noise(20, MIB), "out of sight");
     assert_eq!(names(&daemon.mount().join(".tidemark/torn/run")), ["global_step20", "latest"]);
@@ -125,7 +125,7 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
     let listed = daemon.checkpoint(".tidemark/torn/run/global_step20").expect("ls lists it");
     assert_eq!(listed["state"], "torn");
 
-    // A daemon that takes over hides it as well; the job that comes back saves that step again.
+    // The next daemon hides the checkpoint as well. The job that comes back saves that step again.
     let dead = daemon.kill_serving();
     daemon.wait_for_next(dead);
     assert_eq!(names(&run), ["global_step10", "latest"]);
@@ -143,14 +143,14 @@ fn a_job_that_comes_back_finds_the_newest_whole_save_and_a_tracker_that_names_it
     assert_holds(&daemon, "run/latest", b"global_step20", "after a restart");
 }
 
-/// Resume code that takes the highest number fails on a directory that holds nothing.
+/// Resume code that takes the highest number fails on an empty directory.
 #[test]
 fn a_directory_goes_whose_maker_was_killed_before_anything_was_in_it() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
     let run = daemon.mount().join("run");
     fs::create_dir(&run).unwrap();
     let mut ranks: Vec<_> = (0..2).map(|rank| Rank::start(&run, Some(("29502", rank, 2)))).collect();
-    // mkdir(1) ends well: its directory is meant, as a person's is. Not even a flush writes the others to Tier-3.
+    // mkdir(1) ends well, so its directory counts as meant. Other directories do not reach Tier-3, even by a flush.
     ranks[0].does(
         "mkdir step_1; exec perl -e '$| = 1; mkdir \"step_2\"; mkdir \"step_2/items\"; mkdir \"logs\"; \
          print \"done\\n\"; <STDIN>'",
@@ -170,7 +170,7 @@ fn a_directory_goes_whose_maker_was_killed_before_anything_was_in_it() {
             && event["what"].as_str().is_some_and(|what| what.contains("failed before it wrote into it"))
     });
     assert!(said, "{:#?}", crate::site::events(&daemon));
-    // With a file in flight, as safetensors writes it: it may be all that there is of something.
+    // A directory with a temporary file, as safetensors writes one, is hidden with the file, which may be all that there is of something.
     let mut trainer = Rank::start(&run, Some(("29504", 0, 1)));
     trainer.does(
         "exec perl -e '$| = 1; mkdir \"step_2\"; open(F, \">step_2/.tmpAb12Cd\"); syswrite(F, \"x\"); \
@@ -179,13 +179,13 @@ fn a_directory_goes_whose_maker_was_killed_before_anything_was_in_it() {
     trainer.kill();
     wait_hidden(&daemon, "run/step_2/.tmpAb12Cd");
     assert_eq!(names(&run), ["logs", "step_1"]);
-    // Only the files that come before the weights: they stay while a job could load nothing else.
+    // Files that come before the weights stay while a job could load nothing else.
     let mut trainer = Rank::start(&run, Some(("29505", 0, 1)));
     trainer.does("exec perl -e '$| = 1; mkdir \"step_4\"; open(F, \">step_4/config.json\"); close(F); print \"done\\n\"; <STDIN>'");
     trainer.kill();
     std::thread::sleep(STAYS);
     assert_eq!(names(&run), ["logs", "step_1", "step_4"]);
-    // The name is free for the job that comes back.
+    // The hidden directory's name is free for the job that comes back.
     save(&daemon, "run/step_2/model.pt", &noise(2, MIB));
     assert_holds(&daemon, "run/step_2/model.pt", &noise(2, MIB), "saved anew");
     daemon.flush();
@@ -194,7 +194,7 @@ fn a_directory_goes_whose_maker_was_killed_before_anything_was_in_it() {
     assert_eq!(names(&run), ["logs", "step_1", "step_2"]);
     fs::remove_dir_all(run.join("step_2")).unwrap();
 
-    // The whole node dies at such a moment.
+    // The whole node is lost while a directory is empty.
     let mut trainer = Rank::start(&run, Some(("29503", 0, 1)));
     trainer.does("exec perl -e '$| = 1; mkdir \"step_3\"; print \"done\\n\"; <STDIN>'");
     daemon.flush();
@@ -204,7 +204,7 @@ fn a_directory_goes_whose_maker_was_killed_before_anything_was_in_it() {
     assert_eq!(names(&run), ["logs", "step_1"]);
 }
 
-/// Tier-3 is slow, or away: what was whole when something torn came under its name goes with that, and is served once it has arrived.
+/// Tier-3 is slow or away. A whole save that a torn one overwrites is hidden with it, and is served again once it is committed.
 #[test]
 fn a_whole_save_that_goes_with_what_is_torn_is_there_again_once_it_is_committed() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -215,7 +215,7 @@ fn a_whole_save_that_goes_with_what_is_torn_is_there_again_once_it_is_committed(
         job.does(order);
         job
     };
-    // The shell writes by a builtin, which makes the shell the writer.
+    // The shell writes by a builtin, so the shell itself is the writer.
     job("steps", "mkdir step_4; printf %s four >step_4/model.pt").ends_well();
     job("last", "printf %s one >last.pt").ends_well();
     // The directory of such a model stays when its files go.
@@ -252,7 +252,7 @@ fn a_whole_save_that_goes_with_what_is_torn_is_there_again_once_it_is_committed(
     std::thread::sleep(STAYS);
     assert_eq!(names(&mount.join("steps")), ["step_4"]);
     assert_eq!(names(&mount.join("last")), ["last.pt"], "the version before");
-    // The step's own version is no substitute for a job, as long as its names would not come back.
+    // The step's own version cannot replace the torn save for a job while its names would not come back.
     assert_eq!(names(&mount.join("first/step_1")), ["extra.pt", "model.pt"]);
 
     fs::rename(&away, &store).unwrap();
@@ -299,7 +299,7 @@ fn a_file_saved_over_a_whole_one_and_torn_is_served_as_it_was() {
     let mut job = Rank::start(&run, None);
     job.does("exec 3>last_step5.pt; head -c 300000 /dev/zero >&3");
     assert_eq!(fs::metadata(run.join("last_step5.pt")).unwrap().len(), 300_000);
-    // A process has the file open, and may read on; after that the name means the whole one.
+    // A process that has the file open may read on. After that, the name means the whole save.
     let mut reader = fs::File::open(run.join("last_step5.pt")).unwrap();
     job.kill();
     wait_hidden(&daemon, "run/last_step5.pt");
@@ -314,8 +314,8 @@ fn a_file_saved_over_a_whole_one_and_torn_is_served_as_it_was() {
     assert_eq!(fs::metadata(&torn).unwrap().len(), 300_000);
 }
 
-/// `ckpt.pt` under `torchrun`: rank 0 saves it over and over, and the others save nothing. No name counts steps, so nothing but its close
-/// says that it is whole.
+/// `ckpt.pt` under `torchrun`: only rank 0 saves it, over and over. No name counts steps, so only the close shows that the file is
+/// whole.
 #[test]
 fn one_file_that_rank_0_of_many_saves_over_is_served_as_it_was_before_the_save_that_was_cut() {
     const FILE: &str = "run/ckpt.pt";
@@ -347,7 +347,7 @@ fn a_save_over_a_whole_one_is_whole_once_every_rank_has_written() {
     let run = daemon.mount().join("run");
     fs::create_dir(&run).unwrap();
     let job = || (0..2).map(|rank| Rank::start(&run, Some(("29508", rank, 2)))).collect::<Vec<_>>();
-    // The shell writes by a builtin, which makes the shell the writer.
+    // The shell writes by a builtin, so the shell itself is the writer.
     let save = |ranks: &mut [Rank], rank: usize, save: u64| {
         ranks[rank].does(&format!("printf %s save{save} >ckpt_rank{rank}.pt"));
     };
@@ -379,10 +379,10 @@ fn a_save_over_a_whole_one_is_whole_once_every_rank_has_written() {
     save(&mut ranks, 1, 2);
     wait_version(&daemon, 2);
     if machine::kernel_release() < (6, 15) {
-        // That kernel does not report how a process ended.
+        // Before Linux 6.15, the kernel does not report how a process ended.
         return;
     }
-    // A job that rewrites one rank's file on purpose, and then ends well.
+    // The job rewrites one rank's file on purpose, and then ends well.
     save(&mut ranks, 0, 3);
     wait_half(&daemon);
     ranks.into_iter().for_each(Rank::ends_well);
@@ -410,7 +410,7 @@ fn what_went_out_of_sight_comes_back_when_told_and_never_where_it_is_switched_of
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     let run = daemon.mount().join("run");
     fs::create_dir(&run).unwrap();
-    // A job has to be able to load something else.
+    // A torn save is hidden only if a job can load another one.
     save(&daemon, "run/step1.pt", &noise(1, MIB));
     daemon.wait_committed("run/step1.pt", SHIELD_LIMIT);
     let mut job = Rank::start(&run, None);
@@ -440,13 +440,13 @@ fn what_went_out_of_sight_comes_back_when_told_and_never_where_it_is_switched_of
     assert_eq!(names(&run), ["step1.pt", "step7.pt"]);
 }
 
-/// Closed files say nothing of those that were to come; how the process ended does.
+/// Closed files do not show whether more were to come, but the end of their process does.
 #[test]
 fn a_directory_whose_writer_was_killed_between_two_files_is_not_whole() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
     let run = daemon.mount().join("run");
     fs::create_dir(&run).unwrap();
-    // The shell writes by a builtin, which makes the shell the writer.
+    // The shell writes by a builtin, so the shell itself is the writer.
     let model = |step: u64| format!("mkdir step_{step}; printf %s state >step_{step}/model.pt");
     let mut well = Rank::start(&run, None);
     well.does(&model(1));
@@ -457,7 +457,7 @@ fn a_directory_whose_writer_was_killed_between_two_files_is_not_whole() {
     killed.kill();
     daemon.wait_committed("run/step_1", SHIELD_LIMIT);
     if machine::kernel_release() < (6, 15) {
-        // That kernel does not report how a process ended.
+        // Before Linux 6.15, the kernel does not report how a process ended.
         daemon.wait_committed("run/step_2", SHIELD_LIMIT);
         return;
     }
@@ -466,8 +466,8 @@ fn a_directory_whose_writer_was_killed_between_two_files_is_not_whole() {
     assert!(tier3::markers(&daemon.tier3_dir(), "run/step_2").is_empty());
 }
 
-/// Accelerate writes what a user registered last, and nothing in a checkpoint says that it comes. The saves follow each other so
-/// fast that nothing has settled, and a flush waits for no settle time.
+/// Accelerate writes a user's registered objects last, and nothing in a checkpoint announces them. The saves follow each other so
+/// fast that nothing has settled, and a flush does not wait for the settle time.
 #[test]
 fn a_flush_just_after_a_kill_makes_nothing_whole_that_lacks_what_the_save_before_has() {
     let Some(mut daemon) = start(options("256MiB", "[tier3]\npaced = false\n")) else { return };
@@ -489,7 +489,7 @@ fn a_flush_just_after_a_kill_makes_nothing_whole_that_lacks_what_the_save_before
     let answer: serde_json::Value = serde_json::from_slice(&flushed.stdout).expect("JSON");
     let pending: Vec<_> = answer["pending"].as_array().unwrap().iter().map(|row| &row["reason"]).collect();
     if machine::kernel_release() < (6, 15) {
-        // That kernel does not report how a process ended: a checkpoint that is quiet for the settle time is whole.
+        // Before Linux 6.15, the kernel does not report how a process ended. A checkpoint that settles counts as whole there.
         assert!(pending.is_empty(), "{}", shown(&flushed));
         return;
     }
@@ -502,7 +502,7 @@ fn a_flush_just_after_a_kill_makes_nothing_whole_that_lacks_what_the_save_before
     assert_eq!(names(&run.join("checkpoint_1")).len(), 4);
 }
 
-/// The node dies in the middle of a save: resume code that takes the highest step must not find one with nothing in it.
+/// The node is lost in the middle of a save. Resume code that takes the highest step must not find an empty one.
 #[test]
 fn a_save_that_the_node_died_in_is_no_empty_directory_afterwards() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -511,7 +511,7 @@ fn a_save_that_the_node_died_in_is_no_empty_directory_afterwards() {
     daemon.wait_committed("run/step_1", SHIELD_LIMIT);
     let mut job = Rank::start(&run, None);
     job.does("mkdir -p ../other step_2/part; exec 3>step_2/part/model.pt; head -c 700000 /dev/zero >&3");
-    // The flush waits in vain for the open file; the tree gets to Tier-3 meanwhile.
+    // The flush waits in vain for the open file. Meanwhile, the tree gets to Tier-3.
     let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "3"]);
     assert!(!flushed.status.success() && shown(&flushed).contains("step_2"), "{}", shown(&flushed));
     daemon.kill9();
@@ -520,7 +520,7 @@ fn a_save_that_the_node_died_in_is_no_empty_directory_afterwards() {
     assert!(daemon.mount().join("other").is_dir(), "the tree of that moment is there");
     assert_eq!(names(&run), ["step_1"]);
 
-    // Once it is saved, what its files do not show is there too.
+    // Once the step is saved, its empty directories are there too.
     save(&daemon, "run/step_2/part/model.pt", &noise(2, MIB));
     fs::create_dir(run.join("step_2/empty")).unwrap();
     daemon.wait_committed("run/step_2", SHIELD_LIMIT);
@@ -559,7 +559,7 @@ fn what_comes_before_the_weights_is_not_there_alone_when_node_and_job_are_lost()
     daemon.stop();
     daemon.start_again();
     assert_eq!(names(&run), ["checkpoint-1"], "killed, ended");
-    // The end of the node waits for the job, and sees it die.
+    // The daemon waits at its end for the job, and sees the job die.
     for (port, more) in [("29509", in_flight), ("29510", "")] {
         let trainer = begins(port, more);
         let killer = std::thread::spawn(move || {
@@ -581,7 +581,7 @@ fn what_comes_before_the_weights_is_not_there_alone_when_node_and_job_are_lost()
     daemon.kill9();
     daemon.start_again();
     assert_holds(&daemon, "run/checkpoint-3/README.md", b"card\n", "who wrote it ended well");
-    // A writer that lives and adds nothing may have meant just these files.
+    // A writer that lives and adds no more may have meant just these files.
     let mut notebook = Rank::start(&run, None);
     notebook.does(
         "exec perl -e '$| = 1; mkdir \"checkpoint-4\"; open(F, \">checkpoint-4/config.json\"); close(F); print \"done\\n\"; \
@@ -594,7 +594,7 @@ fn what_comes_before_the_weights_is_not_there_alone_when_node_and_job_are_lost()
     notebook.kill();
 }
 
-/// Torn checkpoints that no user can remove by their names must not keep a job from saving.
+/// Hidden torn checkpoints, which no user can remove by their old names, must not keep a job from saving.
 #[test]
 fn what_is_out_of_sight_gives_way_to_a_save_that_waits_for_memory() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -608,7 +608,7 @@ fn what_is_out_of_sight_gives_way_to_a_save_that_waits_for_memory() {
         wait_hidden(&daemon, &format!("run/step{step}.pt"));
     }
     save(&daemon, "run/step4.pt", &noise(4, 120 * MIB));
-    // The last of them had room made for it too. The kernel may show a name a moment longer than it exists.
+    // The last one was evicted too. The kernel may show a name a moment longer than it exists.
     let torn = daemon.mount().join(".tidemark/torn/run/step1.pt");
     process::until(SHIELD_LIMIT, || (!torn.exists()).then_some(())).expect("they made room");
     assert_holds(&daemon, "run/step4.pt", &noise(4, 120 * MIB), "saved");

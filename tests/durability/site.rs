@@ -1,6 +1,6 @@
 //! Daemons, files and damage that the tests of this suite share.
 //!
-//! Owns: bytes from a seed, flipping one of them, the place of a copy. Does not own: what must follow.
+//! Owns: bytes from a seed, the flip of a bit, the place of a copy. Does not own: the expectations.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -11,21 +11,21 @@ use serde_json::Value;
 use tidemark_tests::daemon::{Daemon, DaemonOptions, shown};
 use tidemark_tests::{machine, process};
 
-/// Bytes under one checksum; a file of the tests that flip bytes has more than one such chunk.
+/// Bytes under one checksum. A file in which tests flip bytes has more than one such chunk.
 pub(crate) const CHUNK_BYTES: usize = 8 << 20;
 pub(crate) const MIB: usize = 1 << 20;
 
-/// Quick to settle, and nothing spread over time: what is asked is what happens, not when.
+/// Configuration that settles files quickly and spreads nothing over time, because tests ask what happens, not when.
 pub(crate) const CONFIG: &str = "[save]\nsettle_s = 0.3\n[tier3]\npaced = false\n";
-/// Nothing settles by itself, so what is not flushed stays in memory only.
+/// Configuration with which nothing settles by itself, so files that are not flushed stay in memory only.
 pub(crate) const NEVER_SETTLES: &str = "[save]\nsettle_s = 3600.0\n[tier3]\npaced = false\n";
 
-/// A small daemon with a configuration file.
+/// Returns the options of a small daemon with a configuration file.
 pub(crate) fn options(tier1: &str, config: &str) -> DaemonOptions {
     DaemonOptions { tier1: tier1.into(), config: Some(config.into()), ..DaemonOptions::default() }
 }
 
-/// A daemon that keeps files past itself, or `None` where the test is left out.
+/// Starts a daemon in passthrough mode, or returns `None` if the test is left out.
 pub(crate) fn start(options: DaemonOptions) -> Option<Daemon> {
     if !machine::can_mount() {
         return None;
@@ -35,7 +35,7 @@ pub(crate) fn start(options: DaemonOptions) -> Option<Daemon> {
     Some(daemon)
 }
 
-/// Bytes that no other seed gives, and that do not compress: a xorshift generator.
+/// Returns bytes that no other seed gives, and that do not compress, from a xorshift generator.
 pub(crate) fn noise(seed: u64, size_bytes: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = Vec::with_capacity(size_bytes + 8);
@@ -49,7 +49,7 @@ pub(crate) fn noise(seed: u64, size_bytes: usize) -> Vec<u8> {
     bytes
 }
 
-/// Writes a file below the mount, its directories too.
+/// Writes a file below the mount, and makes its directories.
 pub(crate) fn save(daemon: &Daemon, path: &str, bytes: &[u8]) {
     let path = daemon.mount().join(path);
     fs::create_dir_all(path.parent().expect("a file lies in a directory")).expect("directories");
@@ -63,7 +63,7 @@ pub(crate) fn assert_holds(daemon: &Daemon, path: &str, bytes: &[u8], when: &str
     assert!(read == bytes, "{when}: {path} holds other bytes than were saved ({} bytes)", read.len());
 }
 
-/// How long a file that was just closed may be unknown to `show`: the node examines it on its own thread.
+/// How long `show` may not know a file that was just closed, because the node examines it on its own thread.
 const KNOWN_WITHIN: Duration = Duration::from_secs(20);
 
 /// Returns the row of `show --files` for a checkpoint that is one file.
@@ -74,13 +74,13 @@ pub(crate) fn shown_file(daemon: &Daemon, path: &str) -> Value {
         let output = daemon.ctl(&[&arguments[..], &["-o", "json"]].concat());
         output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
     };
-    // The last try says what is wrong.
+    // If the limit passes, one more try fails with the reason.
     let show: Value = process::until(KNOWN_WITHIN, answer).unwrap_or_else(|| daemon.ctl_json(&arguments));
     let files = show["files"].as_array().unwrap_or_else(|| panic!("no files in {show:#}"));
     files.iter().find(|file| file["path"] == path).unwrap_or_else(|| panic!("no {path} in {show:#}")).clone()
 }
 
-/// Flips one bit of a file in place and gives the byte's old value. In Tier-1 this goes past the daemon and the
+/// Flips one bit of a file in place, and returns the byte's old value. In Tier-1, the flip goes past the daemon and the
 /// mount, as a bad memory cell does.
 pub(crate) fn flip(path: &Path, offset: u64) -> u8 {
     let file = OpenOptions::new()
@@ -101,26 +101,26 @@ pub(crate) fn flip_host(daemon: &Daemon, path: &str, offset: u64) {
     flip(Path::new(host), offset);
 }
 
-/// The object of a checkpoint that is one file, below a `file://` Tier-3.
+/// Returns the path of the object of a checkpoint that is one file, below a `file://` Tier-3.
 pub(crate) fn object_path(daemon: &Daemon, tier3: &Path, path: &str) -> PathBuf {
     let file = shown_file(daemon, path);
     tier3.join(file["object_key"].as_str().unwrap_or_else(|| panic!("no object: {file:#}")))
 }
 
-/// The checksum of one chunk of `bytes`, as messages show it. Computed by a crate that Tidemark does not use for it.
+/// Returns the checksum of one chunk of `bytes`, as messages show it. Another crate than Tidemark's computes it.
 pub(crate) fn chunk_sum(bytes: &[u8], chunk: usize) -> String {
     let chunk = bytes.chunks(CHUNK_BYTES).nth(chunk).expect("the chunk exists");
     format!("{:016x}", crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, chunk))
 }
 
-/// The same bytes with one bit flipped.
+/// Returns the same bytes with one bit flipped.
 pub(crate) fn flipped(bytes: &[u8], offset: usize) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[offset] ^= 0x10;
     bytes
 }
 
-/// The events so far, oldest first; `events -o json` prints one object a line.
+/// Returns the events so far, oldest first, from the lines of `events -o json`.
 pub(crate) fn events(daemon: &Daemon) -> Vec<Value> {
     let output = daemon.ctl(&["events", "-o", "json"]);
     assert!(output.status.success(), "{}", shown(&output));
@@ -128,7 +128,7 @@ pub(crate) fn events(daemon: &Daemon) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect("each line is one event")).collect()
 }
 
-/// The problems of `status`, as (code, what, action).
+/// Returns the problems of `status`, as (code, what, action).
 pub(crate) fn problems(daemon: &Daemon) -> Vec<(String, String, String)> {
     let status = daemon.ctl_json(&["status"]);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -136,30 +136,30 @@ pub(crate) fn problems(daemon: &Daemon) -> Vec<(String, String, String)> {
     list.iter().map(|p| (text(&p["code"]), text(&p["what"]), text(&p["action"]))).collect()
 }
 
-/// True when `status` has a problem of that code.
+/// Whether `status` has a problem with that code.
 pub(crate) fn has_problem(daemon: &Daemon, code: &str) -> bool {
     problems(daemon).iter().any(|(found, ..)| found == code)
 }
 
-/// `tiers[]` of `status` by name.
+/// Returns an entry of `tiers[]` of `status` by name.
 pub(crate) fn tier(daemon: &Daemon, name: &str) -> Value {
     let status = daemon.ctl_json(&["status"]);
     let tiers = status["tiers"].as_array().expect("status has tiers");
     tiers.iter().find(|tier| tier["name"] == name).expect("the tier is listed").clone()
 }
 
-/// The sum of `lag_versions` over the runs.
+/// Returns the sum of `lag_versions` over the runs.
 pub(crate) fn lag_versions(daemon: &Daemon) -> u64 {
     let status = daemon.ctl_json(&["status"]);
     status["runs"].as_array().into_iter().flatten().filter_map(|run| run["lag_versions"].as_u64()).sum()
 }
 
-/// Opens for writing without O_CREAT, so that a refusal is about the file that is there.
+/// Opens for writing without O_CREAT, so that a refusal is about the existing file.
 pub(crate) fn open_for_update(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).open(path)
 }
 
-/// The names in a directory, sorted.
+/// Returns the names in a directory, sorted.
 pub(crate) fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap();
     let mut names: Vec<_> =

@@ -1,4 +1,4 @@
-//! Memory is full and Tier-3 away: a save goes on to a local disk, past the daemon as always.
+//! Spill: when memory is full and Tier-3 away, a save goes on to a local disk, past the daemon as always.
 //!
 //! Owns: daemons with a spill, full, killed, and refused at the start. Does not own: the spill's own sums (engine, tier1).
 
@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// linux/magic.h
 const OVERLAYFS: rustix::fs::FsWord = 0x794c_7630;
 
-/// A directory on a disk, or on a tmpfs where this machine's disk is stacked, as in most containers: no spill can be there.
+/// A directory on a disk. If the machine's disk is stacked, as in most containers, it cannot hold a spill, and a tmpfs is used instead.
 struct Disk {
     directory: TempDir,
     is_tmpfs: bool,
@@ -41,7 +41,7 @@ impl Drop for Disk {
     }
 }
 
-/// A disk with something on it that is not ours.
+/// Returns a disk with foreign files on it.
 fn disk() -> Disk {
     let directory = tempfile::Builder::new().prefix("tidemark-spill-test-").tempdir_in("/var/tmp").unwrap();
     let is_tmpfs = rustix::fs::statfs(directory.path()).unwrap().f_type == OVERLAYFS;
@@ -68,18 +68,18 @@ fn with_spill(tier1: &str, directory: &Path, budget: &str) -> DaemonOptions {
     options(tier1, &config)
 }
 
-/// The folders of lives of a node.
+/// Returns the spill folders of the lives of a node.
 fn folders(disk: &Disk) -> Vec<PathBuf> {
     let entries = fs::read_dir(disk.path()).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.is_dir() && !path.ends_with("tidemark-spill-but-not-ours")).collect()
 }
 
-/// Bytes of spilled files, as the daemon counts them.
+/// Returns the bytes of spilled files, as the daemon counts them.
 fn spilled_bytes(daemon: &Daemon) -> u64 {
     tier(daemon, "spill")["used_bytes"].as_u64().unwrap()
 }
 
-/// Requests to read or write: none in passthrough.
+/// Returns the number of requests to read or write, which is 0 in passthrough.
 fn data_requests(daemon: &Daemon) -> u64 {
     let status = daemon.ctl_json(&["status"]);
     ["read", "write"].iter().map(|name| status["mount"]["requests"][name].as_u64().unwrap_or(0)).sum()
@@ -113,7 +113,7 @@ fn a_save_four_times_as_large_as_memory_goes_on_to_the_disk_while_tier3_takes_no
         "{text}"
     );
 
-    // Sealed, uploaded and committed like any other; then it may give way.
+    // A spilled file is sealed, uploaded and committed like any other. After that, it may be evicted.
     daemon.flush();
     assert_eq!(daemon.checkpoint("run/step1").expect("it is listed")["state"], "committed");
     for shard in 0..SHARDS {
@@ -135,7 +135,7 @@ fn a_save_four_times_as_large_as_memory_goes_on_to_the_disk_while_tier3_takes_no
 fn files_on_the_disk_outlive_the_daemon_and_go_with_the_memory_of_the_node() {
     let disk = disk();
     let Some(mut daemon) = start(with_spill("64MiB", disk.path(), "2GiB")) else { return };
-    // Open, so that memory is full when the next one begins: what is closed may be uploaded and give way by then.
+    // The file stays open, so that memory is full when the next one begins. A closed file might be evicted by then.
     fs::create_dir(daemon.mount().join("run")).unwrap();
     let mut filler = File::create_new(daemon.mount().join("run/a.pt")).unwrap();
     filler.set_len(60 << 20).unwrap();
@@ -161,7 +161,7 @@ fn files_on_the_disk_outlive_the_daemon_and_go_with_the_memory_of_the_node() {
     drop(file);
     assert!(spilled_bytes(&daemon) >= 96 << 20, "it is counted by the daemon that took it over");
     assert_eq!(folders(&disk).len(), 1, "the same folder goes on");
-    // Beside it no other daemon takes it for a dead one's.
+    // Another daemon beside it does not take its folder for a dead one's.
     let Some(other) = start(with_spill("64MiB", disk.path(), "1GiB")) else { return };
     assert_eq!(folders(&disk).len(), 2);
     drop(other);
@@ -185,18 +185,18 @@ fn a_file_that_outgrew_memory_begins_on_the_disk_the_next_time() {
     let Some(daemon) = start(with_spill("128MiB", disk.path(), "2GiB")) else { return };
     let bytes = noise(3, 300 * MIB);
     let target = daemon.mount().join("model.pt");
-    // The daemon cannot know the size, and memory is empty; while the file is open the kernel lets it have no other place.
+    // The daemon cannot know the size and begins in empty memory. The kernel does not allow another place for an open file.
     let refused = fs::write(&target, &bytes).expect_err("it does not fit in memory");
     assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC), "{refused}");
-    // close(2) does not wait for the RELEASE that says how far it came; a job that starts anew is later than that.
+    // close(2) does not wait for the RELEASE, from which the daemon learns the size reached. A restarted job comes after it.
     let written = process::until(LIMIT, || fs::write(&target, &bytes).ok());
     assert!(written.is_some(), "the disk has room for it");
     assert_holds(&daemon, "model.pt", &bytes, "written again");
     assert!(spilled_bytes(&daemon) >= 300 << 20);
-    // A size that is announced is heeded.
+    // The daemon heeds a size that is announced.
     let known = daemon.mount().join("known.pt");
     fs::write(&known, b"short").unwrap();
-    // truncate(2) by its name: it is not open, so it may go elsewhere.
+    // truncate(2) names a file that is not open, so the file may move to the disk.
     let script = "import os, sys; os.truncate(sys.argv[1], 200 << 20)";
     let output = process::run(Command::new("python3").args(["-c", script]).arg(&known), LIMIT);
     assert!(output.status.success(), "{}", shown(&output));
@@ -232,7 +232,7 @@ fn a_full_spill_refuses_new_files_and_says_why() {
     for name in 0..saved {
         assert_holds(&daemon, &format!("shard{}.bin", "x".repeat(name)), &bytes, "saved before it was full");
     }
-    // Committed files give way, and saves go on.
+    // Committed files are evicted, and saves go on.
     daemon.flush();
     for round in 0..4 {
         save(&daemon, &format!("more/{round}/model.bin"), &bytes);

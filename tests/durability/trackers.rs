@@ -1,7 +1,7 @@
 //! Names of checkpoints: trackers of frameworks, and symbolic links.
 //!
-//! Owns: the checkpoint that they name after a save that broke off, and that Tier-3 has them no sooner than that checkpoint. Does not own:
-//! what is hidden (`shield`).
+//! Owns: the checkpoint that they name after a save that broke off, and that Tier-3 has them no sooner than that checkpoint. Does not
+//! own: hiding (`shield`).
 
 use std::fs;
 use std::io::Write;
@@ -41,7 +41,7 @@ fn a_tracker_names_no_save_that_lacks_files_although_every_rank_ended_well() {
     if machine::kernel_release() >= (6, 15) {
         assert_eq!(names(&run), ["global_step10", "global_step20", "latest"], "they ended well");
     }
-    // Where nothing else is whole a job must fail, and not begin at step 0.
+    // If no other checkpoint is whole, a job must fail, and not begin at step 0.
     let first = daemon.mount().join("first");
     fs::create_dir(&first).unwrap();
     let mut ranks = job(&first);
@@ -56,10 +56,10 @@ fn a_tracker_names_no_save_that_lacks_files_although_every_rank_ended_well() {
     assert_holds(&daemon, "first/latest", b"global_step10", "with empty memory");
 }
 
-/// A job that saves often dies before its last whole save has settled: no process is left that could add to it.
+/// A job that saves often dies before its last whole save has settled. No process is left that could add to the save.
 #[test]
 fn a_tracker_names_a_whole_save_that_has_not_settled() {
-    // Longer than this test.
+    // The settle time is longer than this test.
     let Some(daemon) = start(options("256MiB", "[save]\nsettle_s = 600\n")) else { return };
     let run = daemon.mount().join("run");
     fs::create_dir(&run).unwrap();
@@ -73,7 +73,7 @@ fn a_tracker_names_a_whole_save_that_has_not_settled() {
         }
     }
     ranks[0].does("printf %s global_step20 >latest");
-    // A writer outside the job, which may not be done yet.
+    // A writer outside the job may still add to the save.
     let mut aside = Rank::start(&run, None);
     aside.does("echo state >global_step10/mp_rank_00_model_states.pt");
     ranks.into_iter().for_each(Rank::kill);
@@ -91,7 +91,7 @@ fn a_tracker_names_a_whole_save_that_has_not_settled() {
 /// A rank is killed while it writes the tracker, and another of its session lives a moment longer.
 #[test]
 fn a_cut_tracker_waits_for_the_whole_save_that_it_was_to_name() {
-    // Longer than this test.
+    // The settle time is longer than this test.
     let Some(mut daemon) = start(options("256MiB", "[save]\nsettle_s = 600\n")) else { return };
     let save = |ranks: &mut [Rank], tag: &str| {
         for (rank, shell) in ranks.iter_mut().enumerate() {
@@ -99,7 +99,7 @@ fn a_cut_tracker_waits_for_the_whole_save_that_it_was_to_name() {
             shell.does(&format!("mkdir -p {tag}; echo {tag} >{part}"));
         }
     };
-    // The first save of all; one whose name comes before that of the one before it.
+    // The cases are the first save of a run, and a save whose name sorts before the previous one's.
     let cases = [("first", None, "global_step10"), ("later", Some("global_step90"), "global_step100")];
     for (run, before, tag) in cases {
         let run = daemon.mount().join(run);
@@ -132,7 +132,7 @@ fn a_cut_tracker_waits_for_the_whole_save_that_it_was_to_name() {
     }
 }
 
-/// The node is lost while the checkpoint that a tracker names is on its way: Tier-3 has the tracker of before.
+/// The node is lost while the checkpoint that a tracker names is being uploaded. Tier-3 has the previous tracker.
 #[test]
 fn a_tracker_is_in_tier3_no_sooner_than_what_it_names() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -170,7 +170,7 @@ fn a_tracker_is_in_tier3_no_sooner_than_what_it_names() {
     assert_holds(&daemon, &model(20), &noise(5, MIB), "it is whole");
 }
 
-/// The same of a link, as Lightning makes one. A link does not bring back the directory that it lies in either.
+/// The rule also holds for a link, as Lightning makes one. Nor does a link alone bring back the directory in which it lies.
 #[test]
 fn a_link_is_in_tier3_no_sooner_than_what_it_names() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };

@@ -1,6 +1,6 @@
-//! Incomplete checkpoints that stay visible: files of programs that ended well, and files that a job cannot replace by anything else.
+//! Incomplete checkpoints that stay visible: files of programs that ended well, and files that a job cannot replace by others.
 //!
-//! Owns: copies file by file, saves over saves, the first save of a run. Does not own: what is hidden (`shield`), the table
+//! Owns: copies file by file, saves over saves, the first save of a run. Does not own: hiding (`shield`), the table
 //! (`protocol::visibility`).
 
 use std::fs;
@@ -15,18 +15,18 @@ use crate::shield::{Rank, wait_torn};
 use crate::site::{CONFIG, MIB, assert_holds, has_problem, names, noise, options, problems, save, start};
 
 const COMMITTED_WITHIN: Duration = Duration::from_secs(60);
-/// Several looks, and the settle time: what is there by then stays.
+/// Duration of several checks and the settle time. A file that is there by then stays.
 const STAYS: Duration = Duration::from_millis(3500);
 
 const INDEX: &str = r#"{"metadata":{},"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}}"#;
 
-/// A process and a session of its own, which ends well.
+/// Runs a script in a process and a session of its own, which must end well.
 fn run_in(directory: &Path, script: &str) {
     let status = Command::new("setsid").args(["-w", "sh", "-c", script]).current_dir(directory).status();
     assert!(status.unwrap().success(), "{script}");
 }
 
-/// Until everything is in Tier-3 that can be; what cannot be committed makes it fail.
+/// Flushes until Tier-3 has everything that it can have. The flush must fail, because something cannot be committed.
 fn flush(daemon: &Daemon) {
     let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "60"]);
     assert_eq!(flushed.status.code(), Some(1), "{}", shown(&flushed));
@@ -46,7 +46,7 @@ fn sharded(directory: &Path) -> [(&'static str, Vec<u8>); 4] {
     files
 }
 
-/// `cp`, `wget` and `scp` have a process for each file: the index is there, its process is gone, and the shards follow, or not.
+/// `cp`, `wget` and `scp` have a process for each file. The index is there and its process is gone, before the shards follow, if they do.
 #[test]
 fn a_model_that_is_copied_file_by_file_stays_and_so_does_a_part_of_one() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -62,7 +62,7 @@ fn a_model_that_is_copied_file_by_file_stays_and_so_does_a_part_of_one() {
         copied("part", name);
         copied("whole", name);
     }
-    // Long enough for all of them to be gone, and for the settle time.
+    // By then, all their processes are gone and the settle time has passed.
     std::thread::sleep(STAYS);
     for (name, _) in &files[2..] {
         copied("whole", name);
@@ -73,7 +73,7 @@ fn a_model_that_is_copied_file_by_file_stays_and_so_does_a_part_of_one() {
         assert_eq!(daemon.checkpoint("part").expect("listed")["state"], "settled");
         assert!(tier3::commits(&daemon.tier3_dir(), "part").is_empty(), "nobody has the shards");
     }
-    // An incomplete checkpoint still belongs to the user, and is kept.
+    // An incomplete checkpoint is the user's, so it is kept.
     daemon.stop_with_status();
     daemon.start_again();
     for (name, bytes) in &files {
@@ -85,7 +85,7 @@ fn a_model_that_is_copied_file_by_file_stays_and_so_does_a_part_of_one() {
     daemon.stop_with_status();
 }
 
-/// transformers' `save_pretrained` in one file over shards: the shards go, their index stays.
+/// transformers' `save_pretrained` saves in one file over shards. The shards go, and their index stays.
 #[test]
 fn a_model_that_is_saved_in_one_file_over_its_shards_is_not_mixed_with_them() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -103,7 +103,7 @@ fn a_model_that_is_saved_in_one_file_over_its_shards_is_not_mixed_with_them() {
     daemon.wait_committed("model", COMMITTED_WITHIN);
     run_in(&model, "printf '{ }' >config.json; rm model-0*; head -c 500000 /dev/zero >model.safetensors");
     if machine::kernel_release() < (6, 15) {
-        // That kernel does not report that the program ended well.
+        // Before Linux 6.15, the kernel does not report that the program ended well.
         return;
     }
     let again = || (tier3::commits(&daemon.tier3_dir(), "model").len() == 2).then_some(());
@@ -117,7 +117,7 @@ fn a_model_that_is_saved_in_one_file_over_its_shards_is_not_mixed_with_them() {
     daemon.stop();
 }
 
-/// If the torn save were hidden, the job would begin at step 0, and no one would notice.
+/// If the torn save were hidden, the job would begin at step 0 unnoticed.
 #[test]
 fn the_first_save_of_a_run_stays_in_sight_although_it_is_torn() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -129,7 +129,7 @@ fn the_first_save_of_a_run_stays_in_sight_although_it_is_torn() {
     wait_torn(&daemon, "run/step1.pt");
     std::thread::sleep(STAYS);
     assert_eq!(names(&run), ["step1.pt"]);
-    // A directory of which a file was open, too, and after a restart with empty memory.
+    // The same holds for a directory with an open file, and after a restart with empty memory.
     fs::create_dir(daemon.mount().join("ranks")).unwrap();
     run_in(&daemon.mount().join("ranks"), "mkdir step_1; cat /bin/true >step_1/model_rank0.pt");
     let mut job = Rank::start(&daemon.mount().join("ranks"), None);
@@ -150,7 +150,7 @@ fn the_first_save_of_a_run_stays_in_sight_although_it_is_torn() {
     }
 }
 
-/// A backup of hard links, and a name that says what it is: neither makes more of it than there is.
+/// A torn file does not become whole by a backup with hard links or by a name of a kept copy.
 #[test]
 fn what_a_killed_program_left_is_committed_under_no_other_name() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -159,7 +159,7 @@ fn what_a_killed_program_left_is_committed_under_no_other_name() {
     fs::create_dir(&run).unwrap();
     let mut job = Rank::start(&run, None);
     job.does("exec 3>model.msgpack; head -c 300000 /dev/zero >&3");
-    // A backup during the write, and one of what was left.
+    // One backup is made during the write, and one of the torn file.
     run_in(mount, "cp -al run run.early");
     job.kill();
     wait_torn(&daemon, "run/model.msgpack");
@@ -174,7 +174,7 @@ fn what_a_killed_program_left_is_committed_under_no_other_name() {
         assert!(tier3::commits(&daemon.tier3_dir(), copy).is_empty(), "{copy} is half");
         assert_holds(&daemon, copy, &vec![0; 300_000], "nothing is there instead");
     }
-    // A move out of the hidden folder does not make it whole either.
+    // A move out of the hidden folder does not make a torn file whole either.
     run_in(&run, "mkdir ../other; cat /bin/true >part; cat part >../other/step1.bin; rm part");
     daemon.wait_committed("other/step1.bin", COMMITTED_WITHIN);
     let mut job = Rank::start(&mount.join("other"), None);
@@ -187,13 +187,13 @@ fn what_a_killed_program_left_is_committed_under_no_other_name() {
     assert!(tier3::commits(&daemon.tier3_dir(), "other/step3.bin").is_empty());
 
     if machine::kernel_release() >= (6, 15) {
-        // `curl URL >part && mv part model.bin`: the writer ended well, and the rename states that the file is whole.
+        // After `curl URL >part && mv part model.bin`, the writer ended well, and the rename states that the file is whole.
         run_in(&run, "(exec 3>part; head -c 300000 /dev/zero >&3; exit 0) && mv part step4.bin");
         daemon.wait_committed("run/step4.bin", COMMITTED_WITHIN);
     }
 }
 
-/// A data set that is prepared by one process: what it closed is the user's, and nothing there could be loaded instead.
+/// A process that prepares a data set is killed. The files that it closed are the user's, and nothing could be loaded instead of them.
 #[test]
 fn parts_that_were_closed_before_a_kill_are_kept_where_nothing_stands_in_for_them() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -226,7 +226,7 @@ fn parts_that_were_closed_before_a_kill_are_kept_where_nothing_stands_in_for_the
     assert_holds(&daemon, "data/shard-00004.bin", &vec![0; 50_000], "what there was of it");
 }
 
-/// The torn file went to Tier-3 with the rest. Removing that file does not make the version whole.
+/// Tier-3 has the torn file with the rest. Removing that file does not make the version whole.
 #[test]
 fn what_a_part_holds_besides_what_is_left_is_never_committed() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -258,7 +258,7 @@ fn what_a_part_holds_besides_what_is_left_is_never_committed() {
     assert_holds(&daemon, "data/rank0.pt", &vec![0; 100_000], "it was closed");
 }
 
-/// A notebook that downloads: the small index comes first, and the process that wrote all of it goes on living.
+/// A notebook downloads a model. The small index comes first, and the process that wrote all files goes on living.
 #[test]
 fn what_a_program_closed_that_lives_is_in_tier3_when_somebody_asks() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -267,13 +267,13 @@ fn what_a_program_closed_that_lives_is_in_tier3_when_somebody_asks() {
     let files = sharded(&source);
     let mut notebook = Rank::start(&daemon.mount().join("model"), None);
     for (name, _) in &files {
-        // By the shell itself, which lives.
+        // The shell itself writes the file, and lives on.
         notebook.does(&format!("exec 3>{name}; cat {}/{name} >&3; exec 3>&-", source.display()));
     }
     std::thread::sleep(STAYS);
     flush(&daemon);
     assert!(tier3::commits(&daemon.tier3_dir(), "model").is_empty(), "its index may be written anew");
-    // Beside one that is whole, which would be no older version of it.
+    // A whole checkpoint beside it is no older version of it.
     run_in(daemon.mount(), &format!("cp -r {} other", source.display()));
     daemon.wait_committed("other", COMMITTED_WITHIN);
     daemon.kill9();
@@ -281,7 +281,7 @@ fn what_a_program_closed_that_lives_is_in_tier3_when_somebody_asks() {
     for (name, bytes) in &files {
         assert_holds(&daemon, &format!("model/{name}"), bytes, "with empty memory");
     }
-    // Once who wrote it has ended well, its names are the proof: of the same bytes, which were kept before.
+    // Once the writer has ended well, the names prove that all files are there, with the same bytes that were kept before.
     let mut notebook = Rank::start(&daemon.mount().join("model"), None);
     for (name, _) in &files {
         notebook.does(&format!("exec 3>{name}; cat {}/{name} >&3; exec 3>&-", source.display()));
@@ -294,7 +294,7 @@ fn what_a_program_closed_that_lives_is_in_tier3_when_somebody_asks() {
     }
 }
 
-/// While a file of it lay open, its other file went to Tier-3 as a part. Then the open one is taken away: nothing is missing any more.
+/// While a checkpoint's file was open, its other file went to Tier-3 as a part. After the open one is removed, nothing is missing.
 #[test]
 fn what_was_taken_away_while_it_lay_open_holds_back_nothing() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -341,7 +341,7 @@ fn what_was_taken_away_while_it_lay_open_holds_back_nothing() {
     }
 }
 
-/// Many a program leaves it to its end to close its output: `curl URL >step2.bin`.
+/// Many programs close their output only by their end: `curl URL >step2.bin`.
 #[test]
 fn what_a_program_leaves_open_that_ends_well_stays_and_is_kept_without_a_commit() {
     if machine::kernel_release() < (6, 15) {
@@ -354,7 +354,7 @@ fn what_a_program_leaves_open_that_ends_well_stays_and_is_kept_without_a_commit(
     run_in(&run, &format!("{whole} >part; cat part >step1.bin; rm part"));
     daemon.wait_committed("run/step1.bin", COMMITTED_WITHIN);
     run_in(&run, &format!("exec 3>step2.bin; {whole} >&3; exit 0"));
-    // A program that fails leaves half of its file.
+    // A failed program leaves half of its file.
     let failed = Command::new("setsid")
         .args(["-w", "sh", "-c", &format!("exec 3>step3.bin; {whole} >&3; exit 1")])
         .current_dir(&run)
@@ -369,7 +369,7 @@ fn what_a_program_leaves_open_that_ends_well_stays_and_is_kept_without_a_commit(
     daemon.kill9();
     daemon.start_again();
     assert_holds(&daemon, "run/step2.bin", &vec![0; 300_000], "with empty memory");
-    // The daemon that saw its program end is gone: the record says it.
+    // The daemon that saw the program's end is gone, but the record in Tier-3 has it.
     let named = || has_problem(&daemon, "undecided").then_some(());
     process::until(COMMITTED_WITHIN, named).expect("status names it with empty memory");
     let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "60"]);
@@ -400,14 +400,14 @@ fn what_is_torn_goes_once_something_whole_is_there() {
         .unwrap_or_else(|| panic!("{:?} {:#?}", names(&run), crate::site::events(&daemon)));
 }
 
-/// The beginning of a model of 16 bytes, with so many of them.
+/// Returns the beginning of a model of 16 bytes, with `size_bytes` of them.
 fn safetensors(size_bytes: usize) -> Vec<u8> {
     let header = br#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#;
     let length = u64::try_from(header.len()).unwrap();
     [&length.to_le_bytes()[..], header, &vec![7; size_bytes]].concat()
 }
 
-/// An exception closes a file on its way out, and its process may go on.
+/// An exception closes a file as it unwinds, and its process may go on.
 #[test]
 fn a_file_that_contradicts_its_own_format_is_never_committed_and_a_trainers_goes() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -421,7 +421,7 @@ fn a_file_that_contradicts_its_own_format_is_never_committed_and_a_trainers_goes
     trainer.does(&copied("whole", "step_1.safetensors"));
     daemon.wait_committed("run/step_1.safetensors", COMMITTED_WITHIN);
     trainer.does(&copied("broken", "step_2.safetensors"));
-    // A person's file: only the person knows whether it is of use.
+    // For a person's file, only the person knows whether it is of use.
     run_in(&daemon.mount().join("person"), &copied("whole", "step_1.safetensors"));
     run_in(&daemon.mount().join("person"), &copied("broken", "step_2.safetensors"));
     daemon.wait_committed("person/step_1.safetensors", COMMITTED_WITHIN);
@@ -436,7 +436,7 @@ fn a_file_that_contradicts_its_own_format_is_never_committed_and_a_trainers_goes
     let why = daemon.ctl_json(&["why", daemon.mount().join("person/step_2.safetensors").to_str().unwrap()]);
     let verdict = why["verdict"].as_str().unwrap();
     assert!(verdict.contains("contradicts its own format") && verdict.contains("16 bytes"), "{why:#}");
-    // The next daemon asks again: what this one knew of bytes is not written down.
+    // The next daemon examines the bytes again, because no daemon records what it found in them.
     let dead = daemon.kill_serving();
     daemon.wait_for_next(dead);
     std::thread::sleep(STAYS);
@@ -447,7 +447,7 @@ fn a_file_that_contradicts_its_own_format_is_never_committed_and_a_trainers_goes
     daemon.stop_with_status();
 }
 
-/// A job that no launcher started came back from the last checkpoint, and its handler broke off the first save that it made.
+/// A job that no launcher started came back from the last checkpoint. A handler in it broke off the job's first save.
 #[test]
 fn who_opened_a_checkpoint_of_the_run_is_a_trainer() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -478,7 +478,7 @@ fn who_opened_a_checkpoint_of_the_run_is_a_trainer() {
     assert_eq!(other, ["step_1.safetensors", "step_2.safetensors"], "what it opened is of another run");
 }
 
-/// Killed after the last byte, and before close(2).
+/// The writer is killed after the last byte and before close(2).
 #[test]
 fn a_cut_file_whose_bytes_say_that_it_is_whole_is_committed() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -497,7 +497,7 @@ fn a_cut_file_whose_bytes_say_that_it_is_whole_is_committed() {
     assert!(tier3::commits(&daemon.tier3_dir(), "run/step2.bin").is_empty());
 }
 
-/// `cp` of an archive that lost its end on the way. No trainer wrote it, and a person may know what to do with it.
+/// `cp` of an archive that had lost its end before. No trainer wrote it, and a person may know what to do with it.
 #[test]
 fn a_broken_file_that_no_trainer_wrote_is_kept_and_told_and_never_committed() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -528,7 +528,7 @@ fn a_broken_file_that_no_trainer_wrote_is_kept_and_told_and_never_committed() {
     }
 }
 
-/// Whatever the layout: `last.pt` is what a job goes on from.
+/// A job goes on from `last.pt`, whatever the layout of its torn save.
 #[test]
 fn a_torn_directory_goes_where_the_last_save_in_one_file_is_whole() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -544,7 +544,7 @@ fn a_torn_directory_goes_where_the_last_save_in_one_file_is_whole() {
     process::until(COMMITTED_WITHIN, gone).unwrap_or_else(|| panic!("{:#?}", crate::site::events(&daemon)));
 }
 
-/// `wget` of a model beside another one, and its terminal is closed: `wget -c` goes on where it was.
+/// The terminal closes during a `wget` of a model beside another one. `wget -c` later goes on where the download stopped.
 #[test]
 fn a_part_of_a_model_stays_beside_another_model_when_its_download_breaks_off() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -561,20 +561,20 @@ fn a_part_of_a_model_stays_beside_another_model_when_its_download_breaks_off() {
     assert_eq!(names(&part), ["model-00001-of-00002.safetensors"], "{:#?}", crate::site::events(&daemon));
 }
 
-/// `train.py >out/train.log` saves its model into `out`, and is killed an hour later.
+/// `train.py >out/train.log` saves its model into `out`, and is killed later.
 #[test]
 fn a_log_that_is_open_or_cut_beside_a_whole_model_changes_nothing_of_it() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
     let source = daemon.scratch("source");
     let files = sharded(&source);
-    // A model that could be loaded instead.
+    // The other model could be loaded instead.
     run_in(daemon.mount(), &format!("mkdir models; cp -r {} models/base", source.display()));
     daemon.wait_committed("models/base", COMMITTED_WITHIN);
     let out = daemon.mount().join("models/out");
     fs::create_dir(&out).unwrap();
     let mut job = Rank::start(&out, None);
     job.does("exec 3>train.log; echo step 1 >&3");
-    // The index comes last, as `save_pretrained` has it.
+    // The index comes last, as `save_pretrained` writes it.
     for at in [0, 2, 3, 1] {
         let name = files[at].0;
         job.does(&format!("exec 4>{name}; cat {}/{name} >&4; exec 4>&-", source.display()));
@@ -600,7 +600,7 @@ fn a_log_that_is_open_or_cut_beside_a_whole_model_changes_nothing_of_it() {
     }
 }
 
-/// An evaluation that is killed while it writes into a checkpoint that is whole, of which no index speaks.
+/// An evaluation is killed while it writes a file, of which no index speaks, into a whole checkpoint.
 #[test]
 fn a_file_that_is_cut_beside_what_is_committed_takes_nothing_out_of_sight() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -625,7 +625,7 @@ fn a_file_that_is_cut_beside_what_is_committed_takes_nothing_out_of_sight() {
     assert_eq!(names(&run.join("checkpoint-6")), all, "{events:#?}");
     assert!(!events.iter().any(|event| event["kind"] == "torn"), "{events:#?}");
     assert_eq!(daemon.checkpoint("run/checkpoint-6").expect("listed")["state"], "committed");
-    // A process that closes the file that it adds, and fails.
+    // The process closes the file that it adds, and fails.
     let mut job = Rank::start(&run.join("checkpoint-5"), None);
     job.does("exec 3>eval_results.json; echo {} >&3; exec 3>&-");
     job.kill();
@@ -636,7 +636,7 @@ fn a_file_that_is_cut_beside_what_is_committed_takes_nothing_out_of_sight() {
     assert!(!events.iter().any(|event| event["kind"] == "torn"), "{events:#?}");
 }
 
-/// A model and its optimizer, each saved by itself: the one does not stand in for the other.
+/// A model and its optimizer are saved separately, so neither can replace the other.
 #[test]
 fn a_torn_file_stays_where_only_its_neighbour_is_whole() {
     let Some(daemon) = start(options("256MiB", CONFIG)) else { return };

@@ -1,4 +1,4 @@
-//! A restart with empty memory: what the job removed stays removed, and an unproven save does not replace a proven one.
+//! A restart with empty memory: files that the job removed stay removed, and an unproven save does not replace a proven one.
 //!
 //! Owns: the tree after a restart, against the tree before it. Does not own: the bytes themselves (`bytes`), SIGTERM (`ending`).
 
@@ -14,13 +14,13 @@ use tidemark_tests::{process, tier3};
 
 use crate::site::{CONFIG, NEVER_SETTLES, assert_holds, names, noise, options, save, start};
 
-/// Several times `settle`, on a busy machine.
+/// Limit of settling, several times the settle time, for a busy machine.
 const SETTLE_LIMIT: Duration = Duration::from_secs(20);
 
-/// The tree is written every 10 s when no flush waits for it.
+/// Limit until the tree is written, which happens every 10 s when no flush waits for it.
 const TREE_LIMIT: Duration = Duration::from_secs(40);
 
-/// Saves files from as many processes, so that nothing proves that they are all.
+/// Saves each file from a process of its own, so that nothing proves that all are there.
 fn save_by_several(daemon: &Daemon, files: &[(&str, &[u8])]) {
     let aside = daemon.scratch("by-several").join("bytes");
     for (path, bytes) in files {
@@ -65,7 +65,7 @@ fn what_was_removed_does_not_come_back() {
         assert!(!there(&daemon, "run/step2.pt"), "committed and removed, {restart}");
         assert_holds(&daemon, "run/step3.pt", &bytes[1], restart);
     }
-    // The names are free again.
+    // The removed names can be used again.
     save_by_several(&daemon, &files);
     save(&daemon, "run/step2.pt", &bytes[1]);
     daemon.flush();
@@ -91,7 +91,7 @@ fn names_removed_from_a_committed_checkpoint_do_not_come_back() {
     fs::remove_file(daemon.mount().join(name(3))).unwrap();
     fs::remove_dir_all(daemon.mount().join("run/step_1/extra")).unwrap();
     daemon.flush();
-    // Killed the first time: what the flush promised is durable then.
+    // The first restart follows a kill, because the flush has made the removals durable.
     for restart in ["killed", "stopped"] {
         if restart == "killed" {
             daemon.kill9();
@@ -109,7 +109,7 @@ fn names_removed_from_a_committed_checkpoint_do_not_come_back() {
         let listed = daemon.checkpoint("run/step_1").unwrap();
         assert_eq!((&listed["state"], &listed["version"]), (&"committed".into(), &1.into()), "{listed:#}");
     }
-    // The same name saved again is not what was removed.
+    // A file saved again under the name is not the removed one.
     save(&daemon, &name(1), &noise(20, 70_000));
     daemon.flush();
     daemon.stop();
@@ -128,7 +128,7 @@ fn a_loose_file_keeps_its_bytes_and_its_name_through_chains_of_renames() {
     save(&daemon, "run/b.txt", b"the other, longer");
     save(&daemon, "run/over.txt", b"replaced");
     daemon.flush();
-    // Away and back, with another file under the name meanwhile.
+    // A file moves away and back, with another file under its name meanwhile.
     rename(&daemon, "run/a.txt", "run/c.txt");
     daemon.flush();
     save(&daemon, "run/a.txt", b"passing");
@@ -139,7 +139,7 @@ fn a_loose_file_keeps_its_bytes_and_its_name_through_chains_of_renames() {
     daemon.start_again();
     assert_holds(&daemon, "run/a.txt", b"one", "renamed away and back");
     assert!(!there(&daemon, "run/c.txt"));
-    // Swapped, and one over a third.
+    // Two files swap names, and one moves over a third.
     rename(&daemon, "run/a.txt", "run/t.txt");
     rename(&daemon, "run/b.txt", "run/a.txt");
     rename(&daemon, "run/t.txt", "run/over.txt");
@@ -237,7 +237,7 @@ fn a_removal_that_tier3_knows_stands() {
     }
 }
 
-/// P2, S-restart: what a daemon did not live to tell Tier-3 the next one finds by comparing.
+/// P2, S-restart: removals and renames that a killed daemon did not bring to Tier-3 are found by the next one, by comparison.
 #[test]
 fn what_was_removed_or_renamed_just_before_a_kill_stays_so() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -288,7 +288,7 @@ fn what_was_removed_or_renamed_just_before_a_kill_stays_so() {
     }
 }
 
-/// S-mode, S-xattr, S-times, S-links, S-restart.
+/// S-mode, S-xattr, S-times, S-links, S-restart: attributes of names are kept, whenever they changed.
 #[test]
 fn what_names_show_besides_bytes_is_kept_whenever_it_changed() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
@@ -336,8 +336,8 @@ fn what_names_show_besides_bytes_is_kept_whenever_it_changed() {
     }
 }
 
-/// S-mode, S-times, S-links, S-mknod, S-restart: of a directory that is named as a checkpoint and holds only a further, temporary name
-/// of another file, of a pipe with all bits of its mode, and of a file that mknod(2) made.
+/// S-mode, S-times, S-links, S-mknod, S-restart: hold for a directory that is named as a checkpoint and holds only a second, temporary
+/// name of another file, for a pipe with all bits of its mode, and for a file that mknod(2) made.
 #[test]
 fn what_lies_beside_files_is_as_it_was_after_a_restart() {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -383,7 +383,7 @@ fn set_xattr(path: &Path, name: &str) {
 /// S-restart: "A name shows what it showed". Only the newest *committed* version is offered.
 #[test]
 fn what_only_settled_is_shown_again_and_not_offered() {
-    // Long against the time between two ranks' saves on a busy machine, which would be two versions.
+    // The settle time is long against the pause between two ranks' saves on a busy machine, so that both are one version.
     let config = CONFIG.replace("settle_s = 0.3", "settle_s = 2.0");
     assert_ne!(config, CONFIG);
     let Some(mut daemon) = start(options("256MiB", &config)) else { return };
@@ -396,7 +396,7 @@ fn what_only_settled_is_shown_again_and_not_offered() {
     save_version(&daemon, 0..3, 100);
     daemon.flush();
     assert_eq!(daemon.checkpoint("run/step_9").unwrap()["state"], "committed");
-    // The next save reaches two of the three ranks, and then nothing happens any more.
+    // Only two of three ranks write the next save. After that, nothing happens.
     save_version(&daemon, 0..2, 200);
     wait_settled(&daemon, "run/step_9");
     assert_holds(&daemon, &name(0), &noise(200, 70_000), "before the restart");
@@ -420,7 +420,7 @@ fn what_only_settled_is_shown_again_and_not_offered() {
     for pointer in ["latest", "recoverable", "watermark"] {
         assert_eq!(status["runs"][0][pointer]["version"], 1, "{status:#}");
     }
-    // A person says that it is whole.
+    // A person's flush states that the save is whole.
     daemon.flush();
     assert_eq!(daemon.ctl_json(&["commit", "run/step_9"])["already"], true);
     let status = daemon.ctl_json(&["status"]);
@@ -435,7 +435,7 @@ fn what_only_settled_is_shown_again_and_not_offered() {
     }
 }
 
-/// A backup that is renamed back: `ln model.pt best; …; mv best model.pt`.
+/// A backup is renamed back: `ln model.pt best; …; mv best model.pt`.
 #[test]
 fn a_name_that_got_earlier_bytes_back_shows_them_with_empty_memory() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };
