@@ -1,5 +1,5 @@
 //! Does each link, store and kernel back end keep one contract?
 //!
-//! Owns: the list of contracts; each module runs one list of checks over every implementation of one trait.
+//! Owns: the list of contracts. Each module runs one list of checks over every implementation of one trait.
 
 mod store;

@@ -14,7 +14,7 @@ use tidemark_store::{
 use tidemark_tests::cloud::{Cloud, CloudServer};
 use tidemark_tests::s3::{S3Options, S3Server};
 
-/// A store, and what must live as long as it.
+/// A store, and the values that must live as long as it.
 struct Subject {
     store: Arc<dyn Store>,
     _server: Option<S3Server>,
@@ -58,7 +58,7 @@ async fn azure() -> Subject {
     cloud(Cloud::Azure).await
 }
 
-/// The servers did what the contract is about: conditions refused, parts put together.
+/// The servers did their part in the contract: they refused conditions and assembled parts.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_clouds_were_asked_for_conditions_and_parts() {
     for kind in [Cloud::Google, Cloud::Azure] {
@@ -143,7 +143,7 @@ async fn what_was_created_is_read_back_and_never_replaced(store: &dyn Store) {
         store.create("a/b", Bytes::from_static(b"longer one")).await.expect("create"),
         Created::AlreadyExists
     );
-    // The same bytes again are the same decision: what a caller that lost its answer does.
+    // The same bytes again are the same decision, as a caller that lost its answer repeats it.
     assert_eq!(store.create("a/b", body.clone()).await.expect("create"), Created::Created);
     assert_eq!(store.get("a/b", 5).await.expect("get"), Some(body));
     let head = store.head("a/b").await.expect("head").expect("present");
@@ -207,7 +207,7 @@ async fn listings_are_complete_sorted_and_fold_at_the_delimiter(store: &dyn Stor
         "runner/x",
         "z",
     ];
-    // `run/a` is an object and a folder in a bucket; a directory cannot hold both, so only one is made.
+    // In a bucket, `run/a` can be an object and a folder. A directory cannot hold both, so only one is made.
     let made: Vec<&str> = all.into_iter().filter(|key| *key != "run/a/1").collect();
     for key in &made {
         store.create(key, Bytes::from_static(b"x")).await.expect("create");
@@ -262,13 +262,13 @@ async fn uploads_in_parts_keep_every_byte(store: &dyn Store) {
         let uploaded = store.upload(key, Arc::new(body.clone()), &limits).await.expect("upload");
         assert_eq!(uploaded.size_bytes, body.len() as u64);
         assert_eq!(store.get(key, 1 << 20).await.expect("get"), Some(body.clone()), "{key}");
-        // A second try of the same bytes, as after a crash, ends well.
+        // A second try of the same bytes, as after a crash, succeeds.
         store.upload(key, Arc::new(body.clone()), &limits).await.expect("again");
     }
     assert_eq!(keys(store, "parts/").await, ["parts/many", "parts/one", "parts/three"]);
 }
 
-/// Gives two parts and then an error.
+/// A source that gives two parts and then an error.
 struct Breaks;
 
 impl tidemark_store::PartSource for Breaks {
@@ -299,7 +299,7 @@ async fn delete_is_idempotent(store: &dyn Store) {
     store.delete("d/x").await.expect("again");
     store.delete("never/was").await.expect("absent");
     assert_eq!(keys(store, "").await, ["d/y"]);
-    // A name that was given up is free again.
+    // The deleted name is free again.
     assert_eq!(store.create("d/x", Bytes::from_static(b"3")).await.expect("create"), Created::Created);
 }
 

@@ -1,16 +1,16 @@
 //! A checkpoint that needs no framework: safetensors shards with an index, whose bytes follow from a seed.
 //!
-//! Owns: writing a checkpoint and reading it back. Does not own: when the daemon dies meanwhile. Both functions
-//! thus return errors.
+//! Owns: writing a checkpoint and reading it back. Does not own: the moment at which the daemon dies meanwhile, so both
+//! functions return errors.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-/// More than one, so that an attempt can stop between two of them.
+/// Number of shards, more than one, so that an attempt can stop between two of them.
 const SHARDS: usize = 3;
-/// More than one 8 MiB chunk in the last shard, and an odd number of bytes in each.
+/// Sizes of the shards, all odd. The last shard has more than one 8 MiB chunk.
 const SHARD_BYTES: [usize; SHARDS] = [1_000_003, 65_537, 9_437_185];
 
 /// The names and bytes of one checkpoint.
@@ -26,7 +26,7 @@ pub(crate) struct Checkpoint {
 pub(crate) enum Found {
     Whole,
     Absent,
-    /// Some files are there, and each of them that can be read holds the right bytes.
+    /// Some files are there, and each readable one holds the right bytes.
     Part(Vec<String>),
 }
 
@@ -42,19 +42,19 @@ impl Checkpoint {
         }
         let total: usize = SHARD_BYTES.iter().sum();
         let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
-        // Last, as the framework writes it: the index is the evidence that all is there.
+        // The framework writes the index last, and the index is the evidence that all files are there.
         files.push(("model.safetensors.index.json".into(), index.to_string().into_bytes()));
         Self { path: format!("{run}/checkpoint-{step}"), files }
     }
 
-    /// Writes every file, in the framework's order; an error is what a job sees when the daemon dies.
+    /// Writes every file, in the framework's order. Returns the error that a job sees when the daemon dies.
     pub(crate) fn save(&self, mount: &Path) -> io::Result<()> {
         let folder = mount.join(&self.path);
         std::fs::create_dir_all(&folder)?;
         self.files.iter().try_for_each(|(name, bytes)| std::fs::write(folder.join(name), bytes))
     }
 
-    /// Reads all that is there. Panics at the first byte that is not what was saved: nothing excuses that.
+    /// Reads all files that are there. Panics at the first byte that differs from the save, which nothing excuses.
     pub(crate) fn look(&self, mount: &Path) -> Found {
         let folder = mount.join(&self.path);
         let mut right = vec![];
@@ -70,7 +70,7 @@ impl Checkpoint {
                     );
                     right.push(name.clone());
                 }
-                // Not there, or said to be lost: both are true answers about something that is not committed.
+                // A file that is not committed may be absent or reported as lost.
                 Err(error)
                     if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::EIO) => {
                 }
@@ -84,7 +84,7 @@ impl Checkpoint {
         }
     }
 
-    /// The files' paths below the mount.
+    /// Returns the files' paths below the mount.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         self.files.iter().map(|(name, _)| Path::new(&self.path).join(name)).collect()
     }
@@ -98,7 +98,7 @@ fn safetensors(tensor: &str, data: &[u8]) -> Vec<u8> {
     [length.as_slice(), header.as_bytes(), data].concat()
 }
 
-/// Bytes that no other seed gives, and that do not compress: a xorshift generator.
+/// Returns bytes that no other seed gives, and that do not compress, from a xorshift generator.
 fn noise(seed: u64, size_bytes: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = Vec::with_capacity(size_bytes + 8);

@@ -1,8 +1,8 @@
-//! Stopped at every named step, does restart tell the truth? Real daemons, killed by SIGKILL, and an auditor
-//! that reads Tier-3 without the engine.
+//! Does a restart report the truth after the daemon stopped at any named step? Real daemons are killed by SIGKILL, and
+//! an auditor reads Tier-3 without the engine.
 //!
-//! Owns: the two questions after a death: is the checkpoint committed or absent, never half; and does the next
-//! save work? Does not own: the list of steps (`ckptd step-points`).
+//! Owns: two questions after a death: is the checkpoint committed or absent, never half, and does the next save work?
+//! Does not own: the list of steps (`ckptd step-points`).
 
 mod checkpoint;
 
@@ -16,13 +16,13 @@ use tidemark_tests::{machine, process, tier3};
 
 use crate::checkpoint::{Checkpoint, Found};
 
-/// Names the step at which `ckptd` kills itself, as `name` or `name:n` for the n-th time.
+/// Variable with the step at which `ckptd` kills itself, as `name` or `name:n` for the n-th time.
 const STOP_AT: &str = "TIDEMARK_STOP_NODE_AT";
-/// A save of 10 MB and its commit into a local directory take far less.
+/// Limit of a death. A save of 10 MB and its commit into a local directory take far less.
 const DEATH_LIMIT: Duration = Duration::from_secs(60);
-/// Steps that a save and its commit do not pass: retention keeps everything unless it is told otherwise.
+/// Prefixes of steps that a save and its commit do not pass. By default, retention keeps everything.
 const NOT_ON_THE_WAY: &[&str] = &["retire.", "rename.", "resume."];
-/// A step that is passed once for each file; it is stopped at also the second and the last time.
+/// Steps that are passed once for each file. The daemon also stops at them the second and the last time.
 const ONCE_FOR_EACH_FILE: &[&str] = &["seal.hashed", "upload.after_file"];
 
 #[test]
@@ -54,7 +54,7 @@ fn killed_at_any_moment_a_checkpoint_is_committed_or_absent() {
     }
     let rounds = if machine::long() { 40 } else { 6 };
     for round in 0..rounds {
-        // Spread over the time that the commit takes here, denser at its beginning.
+        // The moments are spread over the time that the commit takes here, denser at its beginning.
         let delay = Duration::from_millis(round * round * 400 / (rounds * rounds));
         let mut daemon = Daemon::start(options());
         let first = Checkpoint::new("run", 1);
@@ -78,7 +78,7 @@ fn options() -> DaemonOptions {
     DaemonOptions { tier1: "512MiB".into(), config: Some(config.into()), ..DaemonOptions::default() }
 }
 
-/// Every step on the way of a save, each file's steps more than once.
+/// Returns every step that a save passes, each file's steps more than once.
 fn stops() -> Vec<String> {
     let output = process::run(Command::new(machine::binary("ckptd")).arg("step-points"), DEATH_LIMIT);
     assert!(output.status.success(), "ckptd step-points: {}", String::from_utf8_lossy(&output.stderr));
@@ -97,9 +97,9 @@ fn stops() -> Vec<String> {
 fn stopped_at(stop: &str) {
     let mut daemon = Daemon::start(DaemonOptions { env: vec![(STOP_AT.into(), stop.into())], ..options() });
     let first = Checkpoint::new("run", 1);
-    // The daemon may die while the job still writes; then the job sees an error, as it must.
+    // If the daemon dies while the job still writes, the job sees an error, as it must.
     let saved = first.save(daemon.mount()).and_then(|()| {
-        // Loose beside it, so that the steps of loose files and of the tree are passed too.
+        // A loose file beside the checkpoint makes the daemon also pass the steps of loose files and of the tree.
         std::fs::write(daemon.mount().join("run/notes.txt"), "written before the stop\n")
     });
     let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "30"]);
@@ -113,7 +113,7 @@ fn stopped_at(stop: &str) {
     tells_the_truth(&mut daemon, &first, stop);
 }
 
-/// With a new daemon and empty memory: what Tier-3 says is what the daemon says and serves, and saving goes on.
+/// Starts the daemon with empty memory. Checks that it reports and serves exactly what Tier-3 has, and that saving goes on.
 fn tells_the_truth(daemon: &mut Daemon, first: &Checkpoint, when: &str) {
     daemon.start_again();
     let decided = tier3::commits(&daemon.tier3_dir(), &first.path);

@@ -1,7 +1,7 @@
-//! The guest: a kernel of Debian's, and an initramfs with what it needs before the host's root is there.
+//! The guest: Debian's kernel, and an initramfs with what it needs before the host's root is mounted.
 //!
-//! Owns: finding the kernel that `cargo xtask test` unpacked, its modules in the order they load in, the archive. Does
-//! not own: what runs in the guest (`run.sh`).
+//! Owns: finding the kernel that `cargo xtask test` unpacked, its modules in load order, the archive. Does not own: the
+//! programs in the guest (`run.sh`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,13 +15,13 @@ use tidemark_tests::{machine, process};
 
 const INIT: &str = include_str!("init.sh");
 const RUN: &str = include_str!("run.sh");
-/// The host's root comes over 9p on virtio; FUSE is a module; 9p's file system checks with crc32c.
+/// Modules that the guest loads. The host's root comes over 9p on virtio, FUSE is a module, and 9p's file system needs crc32c.
 const MODULES: &[&str] = &["virtio_pci", "9pnet_virtio", "9p", "crc32c_generic", "fuse"];
 const BUSYBOX: &str = "/bin/busybox";
-/// Copying and archiving 30 MB.
+/// Limit of a tool, which copies or archives 30 MB.
 const TOOL_LIMIT: Duration = Duration::from_secs(60);
 
-/// A kernel as Debian's package has it: `boot/vmlinuz-VERSION`, `lib/modules/VERSION`.
+/// A kernel with the paths of Debian's package: `boot/vmlinuz-VERSION`, `lib/modules/VERSION`.
 #[derive(Debug)]
 pub(crate) struct Kernel {
     pub(crate) image: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// `None`, and the test left out, where it was not unpacked.
+    /// Finds the kernel. If it was not unpacked, returns `None` and leaves the test out.
     pub(crate) fn find() -> Option<Self> {
         let root = machine::target_dir().join("tools/guest-kernel");
         let version = fs::read_dir(root.join("boot")).ok().and_then(|entries| {
@@ -80,8 +80,8 @@ impl Kernel {
     }
 }
 
-/// The modules and what they need, each after what it needs. A line of modules.dep is `module: needs needs`, with what
-/// loads first at its end.
+/// Returns the modules and their dependencies, each module after its dependencies. A line of modules.dep is
+/// `module: needs needs`, and the last dependency loads first.
 fn load_order(dependencies: &str, wanted: &[&str]) -> Vec<String> {
     let needs: BTreeMap<&str, Vec<&str>> = dependencies
         .lines()

@@ -1,8 +1,8 @@
 //! Does FALLBACK keep its promises on a real kernel that has no passthrough?
 //!
-//! Owns: booting Debian's kernel (6.1) on an emulated processor, with the host's root read-only over 9p, and judging what
-//! comes out of its console: a daemon that chooses FALLBACK by itself, saves, commits and ends; and the whole mount suite
-//! in FALLBACK, the same executable that runs on the host. Does not own: those tests.
+//! Owns: booting Debian's kernel (6.1) on an emulated processor, with the host's root read-only over 9p, and judging its
+//! console's output. A daemon there chooses FALLBACK by itself, saves, commits and ends. The whole mount suite runs in
+//! FALLBACK, by the same executable as on the host. Does not own: those tests.
 
 mod image;
 
@@ -17,14 +17,14 @@ use crate::image::Kernel;
 
 /// The first kernel with passthrough.
 const PASSTHROUGH_SINCE: (u32, u32) = (6, 9);
-/// Boot takes about 8 s, everything about 100 s, more where other work has the processors.
+/// Limit of the guest. Boot takes about 8 s, everything about 100 s, and more if other work has the processors.
 const GUEST_LIMIT: Duration = Duration::from_secs(420);
-/// The tests of the mount suite there were when this was written. Fewer would mean that they were lost on the way.
+/// Number of tests in the mount suite when this was written. Fewer would mean that some were lost.
 const TESTS_LEAST: usize = 51;
-/// Four tests of promises that only passthrough makes, and the ten of `mount/ends.rs`, which need Python: the guest has
-/// none. The four of `mount/closing.rs`, which are written in sh, check the same promises in FALLBACK.
+/// Most tests that may be left out: four of promises that only passthrough makes, and the ten of `mount/ends.rs`, which
+/// need Python, which the guest lacks. The four of `mount/closing.rs`, in sh, check the same promises in FALLBACK.
 const LEFT_OUT_MOST: usize = 14;
-/// The tests' budgets of 512 MiB come one after the other, beside 100 MB of programs in memory.
+/// Memory of the guest. The tests' budgets of 512 MiB follow each other, beside 100 MB of programs in memory.
 const GUEST_MEMORY: &str = "2G";
 
 #[test]
@@ -68,7 +68,7 @@ fn fallback_on_a_kernel_without_passthrough() {
 struct Console(String);
 
 impl Console {
-    /// The rest of the only line that begins with `beginning`.
+    /// Returns the rest of the only line that begins with `beginning`.
     fn word_after(&self, beginning: &str) -> &str {
         let mut lines = self.0.lines().filter_map(|line| line.strip_prefix(beginning));
         let rest = lines.next().unwrap_or_else(|| panic!("the guest did not say `{beginning}`:\n{}", self.0));
@@ -97,7 +97,7 @@ fn boot(kernel: &Kernel, initramfs: &Path) -> Console {
     Console(said)
 }
 
-/// The executable of the mount suite: the newest, as older builds leave theirs behind.
+/// Returns the newest executable of the mount suite, since older builds leave theirs behind.
 fn mount_suite() -> PathBuf {
     let own = env::current_exe().expect("the path of the test executable is readable");
     let directory = own.parent().expect("an executable lies in a directory");
@@ -119,7 +119,7 @@ fn count_tests(suite: &Path) -> usize {
     String::from_utf8_lossy(&output.stdout).lines().filter(|line| line.ends_with(": test")).count()
 }
 
-/// The first two numbers of a kernel's release.
+/// Returns the first two numbers of a kernel's release.
 fn numbers(release: &str) -> (u32, u32) {
     let mut numbers = release.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))

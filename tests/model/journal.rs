@@ -1,7 +1,7 @@
-//! A journal that something has damaged: a namespace as it was at some moment, or a clear refusal, and never a panic.
+//! Recovery from a damaged journal gives the namespace of some moment, or a clear refusal, and never a panic.
 //!
-//! Owns: the damage, very many compactions, and the next daemon's knowledge of the writers. Does not own: the effect of each call on a tree
-//! (`main`).
+//! Owns: the damage, very many compactions, and the next daemon's knowledge of the writers. Does not own: the effect of each call on a
+//! tree (`main`).
 
 use super::{Op, World, folder, tier1};
 use proptest::test_runner::{Config, TestRunner};
@@ -24,13 +24,13 @@ use tidemark_tier1::Tier1;
 
 const NAMES: u64 = 60;
 
-/// A tree that grew by one name at a time, so that every moment of it is known by how many names there are.
+/// A tree that grew by one name at a time, so that the number of names identifies each moment.
 struct Journaled {
     tier1: Arc<Tier1>,
     settings: NamespaceSettings,
     file: PathBuf,
     bytes: Vec<u8>,
-    /// Behind the last record.
+    /// Offset behind the last record.
     end: usize,
 }
 
@@ -45,7 +45,7 @@ impl Journaled {
             let (made, open) = namespace.create(&caller, ROOT, name(number).as_bytes(), 0o644, 2).unwrap();
             namespace.session().note_backing_id(open.backing.number(), Some(7)).unwrap();
             namespace.handles().flush(open.fh, &caller, false).unwrap();
-            // Left open, every other one.
+            // Every other file is left open.
             if number.is_multiple_of(2) {
                 namespace.handles().release(open.fh).unwrap();
             }
@@ -59,7 +59,7 @@ impl Journaled {
         (folder, Self { tier1, settings, file, bytes, end })
     }
 
-    /// Puts a journal there and reads it.
+    /// Recovers a namespace from these bytes of a journal.
     fn recover(&self, bytes: &[u8]) -> Result<Arc<Namespace>, NamespaceError> {
         File::options().write(true).open(&self.file).unwrap().write_all_at(bytes, 0).unwrap();
         let (settings, tier1) = (self.settings.clone(), Arc::clone(&self.tier1));
@@ -90,7 +90,7 @@ fn name(number: u64) -> String {
 fn a_journal_cut_off_at_any_byte_replays_to_an_earlier_moment() {
     let (_folder, journaled) = Journaled::make();
     let mut most = 0;
-    // Every byte of some records, and every seventh of the rest.
+    // The cuts are at every byte of some records, and at every seventh of the rest.
     let cuts = (64..600).chain((600..journaled.end).step_by(7));
     for cut in cuts {
         let mut damaged = journaled.bytes.clone();
@@ -130,7 +130,7 @@ fn a_journal_of_a_newer_version_is_refused_with_both_numbers() {
     let (_folder, journaled) = Journaled::make();
     let mut newer = journaled.bytes.clone();
     let written = u32::from_le_bytes(newer[8..12].try_into().unwrap());
-    // Beyond whatever is known: one journal is written in an older format than another.
+    // A format beyond all known ones, since journals are written in several formats.
     let beyond = 1000;
     newer[8..12].copy_from_slice(&u32::to_le_bytes(beyond));
     let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, &newer[..32]);
@@ -166,7 +166,7 @@ fn a_journal_that_is_compacted_again_and_again_replays_to_the_same_tree() {
 
 #[test]
 fn where_the_chunks_of_an_encoded_object_lie_is_replayed() {
-    // More than one record of them.
+    // The chunks need more than one record.
     const CHUNKS: u32 = 9000;
     let folder = folder();
     let tier1 = tier1(folder.path());
@@ -218,7 +218,7 @@ fn what_changes_add_to_a_snapshot_is_bounded_over_daemons_too() {
     let caller = Caller { uid: 1, gid: 1, pid: 0, now_ns: 1, request: 0 };
     let first = Namespace::new(settings.clone(), Arc::clone(&tier1)).unwrap();
     let path = |index: u32| format!("/proc/self/fd/{}/namespace.{index}", tier1.journal_dir().as_raw_fd());
-    // A little more than half of what calls for a snapshot: 2 MiB, or half of a small journal.
+    // The changes take a little more than half of the size that triggers a snapshot, which is 2 MiB, or half of a small journal.
     let changes = (fs::metadata(path(0)).unwrap().len() / 2).min(2 << 20) * 6 / 10 / CHANGE_BYTES;
     let change = |namespace: &Namespace| {
         for number in 0..changes {
@@ -252,7 +252,8 @@ fn what_one_writer_left_cut_is_cut_after_a_takeover_too() {
     }
 }
 
-/// `cp -al` links what is still being written, and `mv` renames what a killed program left: a takeover changes nothing in what either says.
+/// `cp -al` links a file that is still being written, and `mv` renames a file that a killed program left. A takeover does not change
+/// what either proves.
 #[test]
 fn only_a_rename_before_the_cut_vouches_for_a_file_and_the_next_daemon_knows_which_it_was() {
     let folder = folder();
@@ -286,7 +287,7 @@ fn only_a_rename_before_the_cut_vouches_for_a_file_and_the_next_daemon_knows_whi
     assert_eq!(says(&next), all, "after a takeover");
 }
 
-/// The kernel says once how a process ended, and only to who watched it.
+/// The kernel reports the end of a process only once, and only to the daemon that watched the process.
 #[test]
 fn how_a_writer_ended_is_known_to_the_daemons_after_the_one_that_saw_it() {
     if machine::kernel_release() < (6, 15) {
@@ -335,7 +336,7 @@ fn how_a_writer_ended_is_known_to_the_daemons_after_the_one_that_saw_it() {
     let gone = next.nodes().node_at(b"gone").unwrap();
     next.names().unlink(&caller(0), ROOT, b"gone").unwrap();
     next.forget(gone, 1);
-    // Enough for a snapshot, which takes the place of what the first daemon wrote.
+    // Enough changes for a snapshot, which replaces the first daemon's records.
     for number in 0..1000_u64 {
         if header(1, 12) == 1 {
             break;

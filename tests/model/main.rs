@@ -23,7 +23,7 @@ use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::id::Incarnation;
 use tidemark_tier1::{Backing, MediumChoice, Tier1, Tier1Settings};
 
-/// Far in the future: where the kernel's clock shows in an mtime, it shows as the time of the open.
+/// Start of the suite's times, far in the future. If the kernel's clock would show in an mtime, the time of the open shows instead.
 const EPOCH_NS: i64 = 4_000_000_000_000_000_000;
 const O_RDONLY: i32 = 0;
 const O_RDWR: i32 = 2;
@@ -137,7 +137,7 @@ impl World {
         Caller { uid: 1, gid: 2, pid: 0, now_ns: self.now_ns, request: 0 }
     }
 
-    /// Verifies, before its open, a file that was there before the namespace was rebuilt.
+    /// Verifies a file from before the namespace was rebuilt, as its first open would.
     fn verify(&self, node: u64) {
         if self.namespace.seals().is_unverified(node) {
             let view = self.namespace.nodes().view(node).expect("a sealed file with a name");
@@ -178,7 +178,7 @@ impl World {
         self.pins.iter().any(|(pinned, _, _)| *pinned == id)
     }
 
-    /// Opens as the kernel does: what is cold is fetched first, and ESTALE is answered by looking up again.
+    /// Opens as the kernel does. Fetches a cold file first, and looks the path up again after ESTALE.
     fn open(&mut self, path: &[u8], node: u64, id: Id, flags: i32, truncate: bool) {
         let modifies = flags != O_RDONLY || truncate;
         let fresh = self.reference.nodes[&id].sealed && truncate && !self.reference.bytes(id).is_empty();
@@ -223,7 +223,7 @@ impl World {
         self.handles.push(Open { id: target, file });
     }
 
-    /// Looks a path up as the kernel does after ESTALE: its names go to a new node. Nothing had changed before.
+    /// Looks a path up as the kernel does after ESTALE, which gives the file's names to a new node. Nothing had changed before.
     fn look_up_again(&mut self, path: &[u8], node: u64, id: Id) -> (u64, Id) {
         assert_eq!(self.namespace.nodes().node_at(path), Some(node), "what failed has changed nothing");
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap();
@@ -242,7 +242,7 @@ impl World {
         (again, target)
     }
 
-    /// The file has new bytes: pins keep the old ones, which are no file's any more.
+    /// Detaches a file's pins, which keep its old bytes, because the file gets new ones.
     fn detach_pins(&mut self, id: Id) {
         self.pins.iter_mut().filter(|(pinned, ..)| *pinned == id).for_each(|(pinned, ..)| *pinned = Id::MAX);
     }
@@ -509,7 +509,7 @@ impl World {
         }
     }
 
-    /// The kernel looks up what it is about to take the name of, and forgets it once that is done.
+    /// Forgets a node as the kernel does, which looks a node up before it takes the name, and forgets it afterwards.
     fn forget(&self, known: Result<Attr, FsError>) {
         if let Ok(known) = known {
             self.namespace.forget(known.node, 1);
@@ -540,7 +540,7 @@ impl World {
         self.reference.node(id).mtime_ns = None;
     }
 
-    /// Everything visible is as the reference has it.
+    /// Checks that everything visible is as the reference has it.
     fn compare(&mut self) {
         let open: Vec<Id> = self.handles.iter().map(|open| open.id).collect();
         self.reference.sweep(&open);

@@ -1,4 +1,4 @@
-//! The reference: what the namespace should do, in plain maps and vectors.
+//! The reference: the namespace's correct behaviour, in plain maps and vectors.
 //!
 //! Owns: the one definition of correctness of the model suite. Does not own: running it against the namespace.
 
@@ -21,7 +21,7 @@ pub(crate) enum Content {
 pub(crate) struct Node {
     pub(crate) content: Content,
     pub(crate) mode: u32,
-    /// None where only the kernel knows: a writer had it open since.
+    /// The time, or `None` if only the kernel knows it, because a writer has had the file open since.
     pub(crate) mtime_ns: Option<i64>,
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(crate) ino: u64,
@@ -100,7 +100,7 @@ impl Reference {
         self.entries(dir).ok_or(FsError::NotDirectory)?.get(name).copied().ok_or(FsError::NotFound)
     }
 
-    /// Every path, the root's being empty, with its node; parents before children.
+    /// Returns every path with its node, parents before children. The root's path is empty.
     pub(crate) fn paths(&self) -> Vec<(Vec<u8>, Id)> {
         let mut found = vec![(Vec::new(), ROOT)];
         let mut at = 0;
@@ -124,7 +124,7 @@ impl Reference {
         self.entries_mut(dir, now_ns).insert(name.to_vec(), id);
     }
 
-    /// `to` takes the names of `from`; the directories' times stay.
+    /// Gives the names of `from` to `to`. The directories' times stay.
     pub(crate) fn move_names(&mut self, from: Id, to: Id) {
         for node in self.nodes.values_mut() {
             if let Content::Directory(entries) = &mut node.content {
@@ -216,7 +216,7 @@ impl Reference {
         Ok(())
     }
 
-    /// Forgets what no name and no handle reaches.
+    /// Forgets nodes that no name and no handle reaches.
     pub(crate) fn sweep(&mut self, open: &[Id]) {
         let named: Vec<Id> = self.paths().into_iter().map(|(_, id)| id).collect();
         self.nodes.retain(|id, _| named.contains(id) || open.contains(id));

@@ -1,6 +1,6 @@
-//! The end of a daemon, and what its successor finds.
+//! The end of a daemon, and the state that its successor finds.
 //!
-//! Owns: both ends, with the kernel's session and without. Does not own: what must be the same afterwards (`compare`).
+//! Owns: both ends, with the kernel's session and without. Does not own: the comparison afterwards (`compare`).
 
 use super::{Content, O_RDONLY, World};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use tidemark_namespace::{Namespace, OpenOutcome};
 use tidemark_tier1::Backing;
 
 impl World {
-    /// The daemon dies; the kernel's session goes on, and its successor has every handle as it was.
+    /// Kills the daemon while the kernel's session goes on. The successor has every handle as it was.
     pub(super) fn take_over(&mut self) {
         let mut backings = self.backings();
         self.pins.clear();
@@ -35,14 +35,14 @@ impl World {
         }
     }
 
-    /// The daemon dies with all handles; its successor has the journal and the backing files.
+    /// Kills the daemon with all handles. The successor has the journal and the backing files.
     pub(super) fn crash(&mut self) {
         let backings = self.backings();
         self.pins.clear();
         let mut grown = BTreeSet::new();
         for open in std::mem::take(&mut self.handles) {
             if open.file.writable {
-                // The kernel's handles die with a real daemon's process; ours are the backing file's writers.
+                // The kernel's handles die with a real daemon's process. Here, handles are the backing file's writers.
                 if grown.insert(open.file.backing.number()) {
                     open.file.backing.end_growth();
                 }
@@ -57,7 +57,7 @@ impl World {
             .unwrap();
     }
 
-    /// The backing files of everything that has a name.
+    /// Returns the backing files of all files that have a name.
     fn backings(&self) -> BTreeMap<u64, Arc<Backing>> {
         let mut backings: BTreeMap<u64, Arc<Backing>> = BTreeMap::new();
         for (path, id) in self.reference.paths() {

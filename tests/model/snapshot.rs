@@ -1,6 +1,6 @@
 //! Is a snapshot of the tree one moment of it?
 //!
-//! Owns: names that are exchanged without a pause while snapshots are taken. Does not own: what Tier-3 makes of one.
+//! Owns: names that are exchanged without a pause while snapshots are taken. Does not own: a snapshot in Tier-3.
 
 use super::{folder, tier1};
 use std::collections::BTreeSet;
@@ -45,7 +45,7 @@ fn a_snapshot_is_of_one_moment() {
             let targets: BTreeSet<_> = snapshot.symlinks.iter().map(|(_, target)| target).collect();
             let below: BTreeSet<_> = snapshot.directories.iter().map(|node| &node.path).collect();
             let found = [paths.len(), targets.len(), below.len()];
-            // An exchange leaves as many names as there were, and each link at one of them.
+            // An exchange keeps the number of names, and each link has one name.
             let expected = [NAMES, NAMES, NAMES + DIRECTORIES].map(|count| usize::try_from(count).unwrap());
             assert_eq!(found, expected, "names, targets and directories that are there once");
             assert_eq!(snapshot.hard_links, []);
@@ -55,7 +55,7 @@ fn a_snapshot_is_of_one_moment() {
     });
 }
 
-/// Swaps links and directories far apart, those with high numbers with those with low ones.
+/// Exchanges links and directories with high numbers for those with low ones. Returns the number of exchanges.
 fn exchange(namespace: &Arc<Namespace>, directories: &[u64], ended: &AtomicBool) -> u64 {
     let mut done = 0_u64;
     while !ended.load(Ordering::Relaxed) {

@@ -34,7 +34,7 @@ impl Node {
         Self { _folder: folder, tier1, settings, namespace }
     }
 
-    /// The daemon ends without a word, and another takes over.
+    /// Ends the daemon without a report, and lets another take over.
     fn take_over(&mut self) {
         let (settings, tier1) = (self.settings.clone(), Arc::clone(&self.tier1));
         self.namespace = Namespace::recover(settings, tier1, true, &mut |_| None).unwrap();
@@ -57,7 +57,7 @@ fn removed(path: &str) -> NameOperation {
     NameOperation::Removed { path: path.as_bytes().to_vec(), what: None }
 }
 
-/// Goal: a publication that was on its way when its daemon was killed is sent again as it was. Later changes follow under the next
+/// Goal: a publication in flight when its daemon was killed is sent again unchanged. Later changes follow under the next
 /// number, however often the journal was rewritten. Answered publications are not sent again.
 #[test]
 fn what_is_told_of_names_outlives_the_daemon() {
@@ -89,7 +89,7 @@ fn what_is_told_of_names_outlives_the_daemon() {
     let third = node.namespace.publications().take_outgoing(9, usize::MAX, false);
     assert_eq!((third.number, third.operations), (3, vec![removed("b")]));
     node.take_over();
-    // The answer to the second is known by now, the one to the third never came.
+    // The second publication was answered, the third was not.
     assert_eq!(node.namespace.publications().unanswered_publication(), Some((3, vec![removed("b")])));
     assert_eq!(
         (node.namespace.publications().last_answered(), node.namespace.publications().last_publication()),
@@ -97,8 +97,8 @@ fn what_is_told_of_names_outlives_the_daemon() {
     );
 }
 
-/// Goal: a coordinator that is killed in the middle of a publication carries out no operation of it twice when it comes again, and knows
-/// then how far each life is. Told twice, the create below would give the file its old name back.
+/// Goal: a coordinator that is killed in the middle of a publication carries out no operation twice when the publication comes again, and
+/// knows how far each life is. A second create, below, would give the file its old name back.
 #[test]
 fn what_others_told_is_carried_out_once() {
     let mut node = Node::new();
@@ -137,9 +137,9 @@ fn what_others_told_is_carried_out_once() {
     );
 }
 
-/// Goal: a coordinator makes names while its tree is kept nowhere else. Such names are kept elsewhere only with the whole tree, and count
-/// as kept only then. No operations record these names. If the coordinator loses its role before that, it knows that it must publish
-/// everything, also after the end of its daemon.
+/// Goal: a coordinator makes names while only its own node keeps its tree. No operations record these names, so they count as kept
+/// elsewhere only once the whole tree is. If the coordinator loses its role before that, it knows that it must publish everything, also
+/// after the end of its daemon.
 #[test]
 fn what_was_made_while_nobody_kept_the_tree_is_told_with_all_of_it() {
     let mut node = Node::new();
@@ -175,7 +175,7 @@ fn what_was_made_while_nobody_kept_the_tree_is_told_with_all_of_it() {
     assert!(!node.namespace.publications().has_untold());
 }
 
-/// Goal: a name made while a life counted as lost is kept for a coordinator that is killed meanwhile, too, however often the journal was
+/// Goal: the record of a name made while a life counts as lost survives the coordinator's daemon, however often the journal was
 /// rewritten. Once the life has published everything, or another tree is the catalog, no such record is left.
 #[test]
 fn what_was_made_while_a_life_was_away_outlives_the_daemon() {
@@ -224,7 +224,7 @@ fn what_was_made_while_a_life_was_away_outlives_the_daemon() {
 }
 
 /// Goal: a node still has an old link, and another node has made a new link of that name. If the node reports its link's state, the new
-/// link stays. No node knows any more that the name was lost, because the node has published everything.
+/// link stays. No record shows any more that the node lost the name, because the node has published everything.
 #[test]
 fn how_a_link_of_before_stands_wins_no_name_back() {
     let node = Node::new();

@@ -1,9 +1,9 @@
-//! Does the loop keep its promises, whatever comes between a save and its commit?
+//! Does the node loop keep its promises, whatever happens between a save and its commit?
 //!
-//! Owns: random saves, removals, words of a person, flushes and starts with empty memory, over a store that loses
-//! answers; and what Tier-3 must hold after each. Does not own: the file system's own behaviour (`main`), one version's
-//! states (protocol). The loop checks its own invariants while assertions are on: a broken one ends it, and no
-//! question is answered.
+//! Owns: random saves, removals, commits by a person, flushes and starts with empty memory, over a store that loses
+//! answers, and the required content of Tier-3 after each. Does not own: the file system's own behaviour (`main`), one
+//! version's states (protocol). With assertions on, the loop checks its own invariants. A broken one ends the loop, and
+//! then no question is answered.
 
 use super::{O_RDWR, O_TRUNC, folder, tier1};
 use proptest::prelude::*;
@@ -31,9 +31,9 @@ use tidemark_store::{
 };
 use tidemark_tier1::Tier1;
 
-/// Longer than anything here takes; a flush that needs it is a failure.
+/// Limit of a flush, longer than any step here takes. A flush that needs it fails the test.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
-/// So short that versions without evidence settle within a case.
+/// Settle time, so short that versions without evidence settle within a case.
 const SETTLE_S: f64 = 0.02;
 const STEPS: usize = 3;
 
@@ -45,7 +45,7 @@ enum Op {
     Remove {
         step: usize,
     },
-    /// A person says that it is whole.
+    /// A person commits the step's checkpoint by a command.
     Tell {
         step: usize,
     },
@@ -53,7 +53,7 @@ enum Op {
     Pass {
         ms: u64,
     },
-    /// The node and its memory are gone; another start takes Tier-3 up, through a store with this fault.
+    /// The node and its memory are lost. Another start recovers from Tier-3, through a store with this fault.
     Restart {
         fault: usize,
     },
@@ -71,7 +71,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..14)
 }
 
-/// Faults of requests: a lost or refused one of each kind that a save makes.
+/// Faults of requests: a lost or a refused one of each kind that a save makes.
 const FAULTS: [(Operation, &str, Effect); 7] = [
     (Operation::Create, "attempt.json", Effect::FailAfter),
     (Operation::Upload, "step", Effect::FailBefore),
@@ -89,7 +89,7 @@ struct Site {
     node: Option<Node>,
     /// Content of each save, in order.
     saves: Vec<(usize, Vec<u8>)>,
-    /// The last save of each step whose name is still there.
+    /// The last save of each step whose name still exists.
     present: BTreeMap<usize, usize>,
     committed: BTreeSet<VersionId>,
     judges: bool,
@@ -110,7 +110,7 @@ impl Site {
         Arc::clone(&self.node().shared().namespace)
     }
 
-    /// Another start, with another epoch and empty memory.
+    /// Starts again, with another epoch and empty memory.
     async fn start(&mut self, fault: usize) {
         if let Some(node) = self.node.take() {
             node.stop();
@@ -122,7 +122,7 @@ impl Site {
         let (operation, key, effect) = FAULTS[fault];
         let fault = Fault { operation, key_contains: key.into(), nth: Some(1), effect };
         let store = Arc::new(FaultyStore::new(Arc::clone(&self.inner), vec![fault]));
-        // The fault may meet the start itself: that is refused, and the next one is not.
+        // The fault may meet the start itself. Such a start is refused, and the next one must succeed.
         for last in [false, true] {
             let shared = self.shared(Arc::clone(&store) as Arc<dyn Store>);
             match recover(&shared, Names::Empty).await {
@@ -134,7 +134,7 @@ impl Site {
                 Err(error) => assert!(!last, "{error:?}"),
             }
         }
-        // Files that were not in Tier-3 are gone with the memory.
+        // Files that Tier-3 did not have are lost with the memory.
         self.present = (0..STEPS).filter_map(|step| Some((step, self.shown(step)?))).collect();
         let root = self.namespace().nodes().node_at(b"").unwrap();
         let made = self.namespace().names().mkdir(&caller(), root, b"r", 0o755);
@@ -175,7 +175,7 @@ impl Site {
         })
     }
 
-    /// The save that the tree shows: no two are of one size.
+    /// Returns the save that the tree shows. The size identifies it, because no two saves have the same.
     fn shown(&self, step: usize) -> Option<usize> {
         let namespace = self.namespace();
         let view = namespace.nodes().view(namespace.nodes().node_at(&path(step))?)?;
@@ -199,7 +199,7 @@ impl Site {
             };
             match opened {
                 Ok(OpenOutcome::Ready(file)) => break file,
-                // Somebody reads the old bytes: a look-up gives the name to another file, whose the new ones are.
+                // A program reads the old bytes, so a look-up gives the name to another file, which gets the new bytes.
                 Err(FsError::Stale) => {
                     namespace.lookup_anew(&caller(), folder, &name(step)).unwrap();
                 }
@@ -219,7 +219,7 @@ impl Site {
         loop {
             let view = namespace.nodes().view(namespace.nodes().node_at(&path(step)).unwrap()).unwrap();
             if view.sealed().is_some() {
-                // The loop keeps the verdict in the turn in which it seals: what it answers afterwards comes behind both.
+                // The loop keeps the verdict in the turn in which it seals, so any later answer follows both.
                 assert!(self.node().standing().await.is_some());
                 let view = namespace.nodes().view(view.node).expect("it has a name");
                 return view.content.map(|content| content.verdict);
@@ -247,7 +247,7 @@ impl Site {
         }
     }
 
-    /// Everything that has a name becomes committed, with the bytes that it has.
+    /// Flushes, and checks that each existing name is committed with its present bytes.
     async fn flush(&mut self) {
         let flush = self.node().flush(Vec::new(), true, Some(FLUSH_TIMEOUT), |_| ()).await;
         let flush = flush.expect("the loop runs");
@@ -258,7 +258,7 @@ impl Site {
         }
     }
 
-    /// The save that the newest committed version of each step holds.
+    /// Returns the save in the newest committed version of each step.
     async fn newest_committed_saves(&self) -> BTreeMap<usize, usize> {
         let mut newest = BTreeMap::new();
         for manifest in self.manifests().await {
@@ -285,7 +285,7 @@ impl Site {
         saved.expect("what is committed was saved, as a whole and under that name")
     }
 
-    /// The sentences that do not hold, in order of path.
+    /// Returns the invariants that do not hold, in order of path.
     async fn verify(&self) -> Vec<String> {
         let verify = self.node().verify(Vec::new(), false, |_| ()).await.expect("the loop runs");
         assert!(verify.unrecoverable.is_empty() && verify.unchecked.is_empty(), "{verify:?}");
@@ -316,7 +316,7 @@ impl Site {
         let now: BTreeSet<_> = manifests.iter().map(|manifest| manifest.version.clone()).collect();
         assert!(now.is_superset(&self.committed), "a commit is for good");
         self.committed = now;
-        // Along the lineage versions stand in the order in which they were saved, whenever they were proven.
+        // Within a lineage, versions are in the order of their saves, whenever they were proven.
         manifests.sort_by_key(|manifest| manifest.completed_at_ns);
         let mut saves = Vec::new();
         for manifest in &manifests {
@@ -386,7 +386,7 @@ fn what_a_commit_rests_on_is_verified_and_a_finding_names_the_sentence() {
     });
 }
 
-/// A header of safetensors that says how long the file is.
+/// Returns a header of safetensors for a file of this size.
 fn safetensors(bytes: usize) -> Vec<u8> {
     let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![7; bytes]].concat()
@@ -401,7 +401,7 @@ fn a_sealed_file_is_judged_by_its_bytes_until_they_change() {
         for judges in [true, false] {
             site.judges = judges;
             site.start(0).await;
-            // Small files are read, larger ones mapped.
+            // Small files are read, larger files are mapped.
             let large = safetensors(1 << 20);
             site.save_bytes(0, large.clone());
             site.save_bytes(1, large[..large.len() - 1].to_vec());

@@ -1,6 +1,6 @@
-//! Links that change places without a pause while everything else goes on: a tree document must show one moment.
+//! Links that change places without a pause while everything else goes on. A tree document must still show one moment.
 //!
-//! Owns: the links' names and their content. Does not own: what happens beside them, and the restarts (`main`).
+//! Owns: the links' names and their content. Does not own: other operations, and the restarts (`main`).
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tidemark_tests::campaign::dice::Dice;
 
-/// Several times the nodes that the namespace looks at in one hold of its lock (256), so that a snapshot meets exchanges.
+/// Several times the nodes that the namespace reads in one hold of its lock (256), so that a snapshot meets exchanges.
 const LINKS: usize = 1000;
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// The links that do not hold what they must.
+    /// Returns the links that do not hold what they must.
     pub(crate) fn wrong(&self) -> Vec<String> {
         let held = |(link, target): (usize, &String)| {
             let found = fs::read_link(self.root.join(link.to_string()));

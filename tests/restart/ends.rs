@@ -1,7 +1,7 @@
-//! Two situations at the end of a memory that random operations hardly reach: a file was renamed the moment before, or an unproven save
-//! was in Tier-3.
+//! Two situations at the end of a memory that random operations hardly reach: a file was renamed just before, or Tier-3 had an unproven
+//! save.
 //!
-//! Owns: what is done for them and what must be there afterwards. Does not own: when they happen (`main`).
+//! Owns: the calls that cause them, and the checks afterwards. Does not own: when they happen (`main`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,22 +15,22 @@ use tidemark_tests::process;
 use crate::Life;
 use crate::operation::Sequence;
 
-/// The longest between renames and the loss of the memory: some hundred files go to Tier-3 in it.
+/// Longest time between renames and the loss of the memory, in which Tier-3 gets some hundred files.
 const LOST_WITHIN_MS: u64 = 300;
 
-/// Share of lives, as one in this many, with a file that takes longer than a tree document to go to Tier-3.
+/// Share of lives, as one in this many, with a file whose upload takes longer than a tree document's.
 const LONG_ONE_IN: u64 = 4;
 const LONG_BYTES: usize = 64 << 20;
 
-/// Files of a save by several processes, and how many of them its next save reaches.
+/// Number of files of a save by several processes, and of those that the next save rewrites.
 const RANKS: usize = 3;
 const RANKS_AGAIN: usize = 2;
-/// Many times `settle_s`, on a busy machine.
+/// Limit of settling, many times `settle_s`, for a busy machine.
 const SETTLES_WITHIN: Duration = Duration::from_secs(20);
 
 impl Life<'_> {
-    /// Renames a file of each sequence and loses the memory a moment later, while a flush waits for all of it to be in Tier-3. Each file
-    /// is there with its bytes, under its new name or under the old one.
+    /// Renames a file of each sequence, and loses the memory a moment later, while a flush waits for all of it to be in Tier-3. Afterwards,
+    /// each file must be there with its bytes, under its new or its old name.
     pub(crate) fn rename_and_lose(&mut self, sequences: &[Sequence], dice: &mut Dice) -> Result<(), String> {
         let long = self.daemon.mount().join(format!("long{}", self.number));
         let mut files = Vec::new();
@@ -73,7 +73,7 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Saves only some files of a checkpoint, so that it is never proven whole. The files are in Tier-3 all the same: after a stop
+    /// Saves only some files of a checkpoint, so that it is never proven whole. Tier-3 has the files all the same: after a stop
     /// without a flush before it, their names show what they showed.
     pub(crate) fn settle_and_stop(&mut self, dice: &mut Dice) -> Result<(), String> {
         let name = format!("settled{}", self.number);
@@ -85,7 +85,7 @@ impl Life<'_> {
         self.flush(&mut [])?;
         held[..RANKS_AGAIN].fill_with(|| dice.bytes(7000));
         self.save_by_others(&files[..RANKS_AGAIN], &held[..RANKS_AGAIN])?;
-        // Where a busy machine takes longer than `settle_s` between two of them, each is the only process of its save, and commits it.
+        // If a busy machine takes longer than `settle_s` between two processes, each is the only one of its save, and commits it.
         let ended = || {
             let row = self.daemon.checkpoint(&step)?;
             let there = row["copies"]["object"]["files"].as_u64().unwrap_or(0);
@@ -107,7 +107,7 @@ impl Life<'_> {
         fs::remove_dir_all(&root).map_err(|error| format!("removing {step}: {error}"))
     }
 
-    /// Each file from a process of its own, so that nothing proves that they are all.
+    /// Saves each file from a process of its own, so that nothing proves that all are there.
     fn save_by_others(&self, files: &[PathBuf], held: &[Vec<u8>]) -> Result<(), String> {
         let aside = self.daemon.scratch("by-others").join("bytes");
         let copy = |path: &Path, bytes: &[u8]| {

@@ -1,5 +1,5 @@
-//! Is the tree after a restart the tree before? Random operations on a real mount, its daemon killed at random moments, then
-//! everything made durable, the memory emptied, and each name compared with a model outside the product.
+//! Is the tree after a restart the tree before? Random operations run on a real mount, whose daemon is killed at random moments.
+//! Then everything is made durable, the memory emptied, and each name compared with a model outside the product.
 //!
 //! Owns: the lives of daemons and their kills, and the counts it prints. Does not own: the operations and the comparison
 //! (`operation`), their meaning (`model`), the links that change places meanwhile (`crowd`), two situations at the end of a
@@ -27,26 +27,26 @@ use crate::operation::{Entries, Sequence, differences};
 
 /// Sequences in one life of a daemon's memory, each in a directory of its own.
 const SEQUENCES: u64 = 50;
-/// Lives, and with `TIDEMARK_LONG`.
+/// Number of lives, without and with `TIDEMARK_LONG`.
 const LIVES: u64 = 40;
 const LIVES_LONG: u64 = 1000;
-/// Lives at once, each with a daemon of its own: CI has two processors.
+/// Lives at once, each with a daemon of its own, since CI has two processors.
 const LANES: u64 = 2;
-/// Lives of one daemon, which keeps its Tier-3 over them: what is removed in one must not come back in the next.
+/// Lives of one daemon, which keeps its Tier-3 over them, so that a file removed in one must not come back in the next.
 const LIVES_OF_A_DAEMON: u64 = 5;
-/// Share of lives, as one in this many, in which links change places beside everything else; they have a processor to
-/// themselves.
+/// Share of lives, as one in this many, in which links change places beside everything else, on a processor of their
+/// own.
 const CROWD_ONE_IN: u64 = 5;
-/// Parts of a life. Between two of them everything may be made durable; in each the daemon may be killed.
+/// Parts of a life. Between two of them, everything may be made durable. In each, the daemon may be killed.
 const PARTS: u64 = 3;
 /// Operations of one sequence in one part, at most.
 const OPERATIONS: u64 = 20;
 /// Threads that carry sequences on.
 const THREADS: u64 = 2;
-/// Interval between two checks of the operations' progress; a kill comes late by this much at most.
+/// Interval between two checks of the operations' progress. A kill is late by at most this time.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// Quick to settle, so that bytes leave while operations go on.
+/// Configuration that settles files quickly, so that uploads happen while operations go on.
 const CONFIG: &str = "[save]\nsettle_s = 0.05\n[tier3]\npaced = false\n";
 
 /// Counts over all lives.
@@ -56,7 +56,7 @@ struct Counts {
     sequences: AtomicU64,
     operations: AtomicU64,
     kills: AtomicU64,
-    /// Kills that came while operations were under way; a part of `kills`.
+    /// Kills that came while operations were under way, a part of `kills`.
     kills_amid: AtomicU64,
     /// Saves that were never proven whole when the memory ended.
     settled: AtomicU64,
@@ -115,7 +115,7 @@ fn random() -> u64 {
     u64::from_le_bytes(bytes) >> 32
 }
 
-/// Lives one after the other.
+/// Lives that run one after the other.
 struct Lane<'a> {
     seed: u64,
     counts: &'a Counts,
@@ -192,7 +192,7 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Some operations of each sequence, a kill or two among them.
+    /// Runs some operations of each sequence, with a kill or two among them.
     fn part(
         &mut self,
         sequences: &mut [Sequence],
@@ -260,14 +260,14 @@ impl Life<'_> {
     fn flush(&mut self, sequences: &mut [Sequence]) -> Result<(), String> {
         sequences.iter_mut().for_each(Sequence::close_all);
         let output = self.daemon.ctl(&["flush", "--wait", "--timeout", "60"]);
-        // Tier-3 refuses such a document, and what it said is lost with the node until the next one is there.
+        // Tier-3 refuses such a document. Until the next one, its content would be lost with the node.
         if let Some(refused) = self.daemon.log().lines().find(|line| line.contains("contradicts itself")) {
             return Err(format!("a tree document was of no one moment: {refused}"));
         }
         if output.status.success() { Ok(()) } else { Err(format!("flush --wait: {}", shown(&output))) }
     }
 
-    /// Compares every name with its model; where `before` is given, with the times it had then too. Gives what is there.
+    /// Compares every name with its model and, if `before` is given, with its times then. Returns the entries found.
     fn compare(
         &self,
         sequences: &[Sequence],

@@ -1,6 +1,6 @@
-//! A tree of files in plain Rust: what each operation does to it, and whether it fails.
+//! A tree of files in plain Rust: the effect of each operation, and whether it fails.
 //!
-//! Owns: what POSIX says of a tree with one writer. Does not own: anything else; there is no product code and no system call.
+//! Owns: the rules of POSIX for a tree with one writer. Does not own: anything else; there is no product code and no system call.
 //! The model knows only times that an operation named, not those that the kernel's clock wrote.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,17 +27,17 @@ pub(crate) struct Node {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) xattrs: BTreeMap<String, Vec<u8>>,
-    /// None: the clock's.
+    /// The time, or `None` if the kernel's clock wrote it.
     pub(crate) mtime: Option<Time>,
 }
 
-/// The operation fails, and changes nothing.
+/// Failure of an operation, which then changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refused;
 
 type Outcome<T = ()> = Result<T, Refused>;
 
-/// See the module's head. Paths are relative to the tree's root; the empty one is the root.
+/// A tree, as the module's head describes. Paths are relative to the tree's root, which has the empty path.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     nodes: BTreeMap<Id, Node>,
@@ -45,7 +45,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// An empty directory of this mode, owned by root.
+    /// Returns an empty directory of this mode, owned by root.
     pub(crate) fn new(mode: u32) -> Self {
         let mut model = Self { nodes: BTreeMap::new(), next: ROOT };
         model.make(Kind::Directory(BTreeMap::new()), mode);
@@ -109,7 +109,7 @@ impl Model {
         }
     }
 
-    /// The directory that a path ends in, and the name.
+    /// Returns the directory of a path's last name, and that name.
     fn place<'a>(&self, path: &'a str) -> Outcome<(Id, &'a str)> {
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
         let directory = self.find(above).filter(|id| self.entries(*id).is_some()).ok_or(Refused)?;
@@ -132,7 +132,7 @@ impl Model {
         self.entries_mut(directory).remove(name).map(drop).ok_or(Refused)
     }
 
-    /// open(2) for writing, never through a symlink; gives the file.
+    /// Opens for writing as open(2), never through a symlink, and returns the file.
     pub(crate) fn open(
         &mut self,
         path: &str,
@@ -160,9 +160,9 @@ impl Model {
         }
     }
 
-    /// Writes into an open file; without an offset, at its end.
+    /// Writes into an open file at `offset` or, without one, at its end.
     pub(crate) fn write(&mut self, id: Id, offset: Option<usize>, bytes: &[u8]) -> Outcome {
-        // Nothing written makes no file longer.
+        // A write of no bytes makes no file longer.
         if bytes.is_empty() {
             return self.bytes(id).map(drop);
         }
@@ -230,7 +230,7 @@ impl Model {
             if no_replace || replaced == ROOT {
                 return Err(Refused);
             }
-            // Two names of one file: rename(2) does nothing.
+            // If both names are of one file, rename(2) does nothing.
             if replaced == moved {
                 return Ok(());
             }
@@ -290,7 +290,7 @@ impl Model {
         self.node_mut(id).xattrs.remove(name).map(drop).ok_or(Refused)
     }
 
-    /// Every path, in order, the root's first.
+    /// Returns every path, in order, the root's first.
     pub(crate) fn paths(&self) -> Vec<(String, Id)> {
         let mut all = vec![(String::new(), ROOT)];
         let mut at = 0;
@@ -306,7 +306,7 @@ impl Model {
         all
     }
 
-    /// How many names each node has: of a directory, with those inside it and below.
+    /// Returns each node's link count. A directory's count is 2, and one more for each directory in it.
     pub(crate) fn link_counts(&self) -> BTreeMap<Id, u64> {
         let mut counts = BTreeMap::new();
         for (_, id) in self.paths() {

@@ -1,4 +1,4 @@
-//! Operations on a tree: thrown with dice, applied to the model and to the mount.
+//! Operations on a tree: drawn at random, and applied to the model and to the mount.
 //!
 //! Owns: the set of operations and how likely each is. Does not own: their effects (`model`, the kernel).
 
@@ -17,17 +17,17 @@ use tidemark_tests::campaign::dice::Dice;
 
 use crate::model::{Id, Kind, Model, Refused, Time};
 
-/// Names are few, so that operations meet. Two of them are those of checkpoints in one file, the last two those of one checkpoint of
-/// two files: one of its names can be removed alone.
+/// Names to draw from, few, so that operations meet. Two are of checkpoints in one file. The last two are of one checkpoint of two
+/// files, one of which can be removed alone.
 const NAMES: [&str; 10] =
     ["a", "b", "c", "log.txt", "d", "e", "step1.pt", "step2.pt", "rank0.pt", "rank1.pt"];
 const XATTRS: [&str; 3] = ["user.a", "user.b", "user.long.name"];
-/// Directories inside each other.
+/// Depth of nested directories.
 const DEPTH_MOST: usize = 3;
-/// Chance, as one in this many operations, to put a checkpoint's bytes aside and save others under its name, and likewise to bring
-/// them back.
+/// Chance, as one in this many operations, to put a checkpoint's bytes aside and save others under its name, and the same chance to
+/// bring them back.
 const ASIDE_ONE_IN: u64 = 25;
-/// A time before that is none that a write gave just now.
+/// Age from which a time cannot come from a write just now.
 const CLOCK_WITHIN: Duration = Duration::from_secs(1);
 /// Files that one sequence has open for writing at once.
 const HELD_MOST: usize = 2;
@@ -35,7 +35,7 @@ const HELD_MOST: usize = 2;
 /// An operation on a tree.
 #[derive(Clone, Debug)]
 pub(crate) enum Operation {
-    /// open, write, close: `truncate` or at an offset, none being the end.
+    /// An open, a write and a close, with `truncate`, or at an offset, where `None` is the end.
     Write {
         path: String,
         exclusive: bool,
@@ -105,7 +105,7 @@ pub(crate) enum Operation {
         path: String,
         name: &'static str,
     },
-    /// Opens a file for writing and keeps it so.
+    /// Opens a file for writing and keeps it open.
     Hold {
         path: String,
     },
@@ -125,7 +125,7 @@ pub(crate) struct Sequence {
     pub(crate) model: Model,
     pub(crate) done: Vec<Operation>,
     held: Vec<(Id, File)>,
-    /// Operations that follow from the last throw.
+    /// Operations that follow from the last draw.
     planned: VecDeque<Operation>,
     /// Names of earlier bytes of checkpoints, and the names that they had.
     aside: Vec<(String, String)>,
@@ -133,7 +133,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// A sequence in a directory of its own, which it makes.
+    /// Begins a sequence in a directory of its own, which it makes.
     pub(crate) fn begin(root: PathBuf, dice: Dice) -> io::Result<Self> {
         std::fs::create_dir(&root)?;
         std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o755))?;
@@ -141,10 +141,10 @@ impl Sequence {
         Ok(Self { root, model: Model::new(0o755), done: Vec::new(), held: Vec::new(), planned, aside, dice })
     }
 
-    /// Throws one operation and does it, to the model and to the mount.
+    /// Draws an operation and applies it to the model and to the mount.
     ///
     /// # Errors
-    /// The mount and the model do not agree whether it fails.
+    /// When the mount and the model do not agree whether it fails.
     pub(crate) fn step(&mut self) -> Result<(), String> {
         let operation = self.throw();
         let expected = self.expect(&operation);
@@ -163,7 +163,7 @@ impl Sequence {
         }
     }
 
-    /// A file that has one name: where it is, and its bytes.
+    /// Returns the path and the bytes of a file that has one name.
     pub(crate) fn file_of_one_name(&self) -> Option<(PathBuf, &[u8])> {
         let counts = self.model.link_counts();
         self.model.paths().into_iter().find_map(|(path, id)| {
@@ -214,7 +214,7 @@ impl Sequence {
         let no_symlink = |dice: &mut Dice| of_kind(dice, |kind| !matches!(kind, Kind::Symlink(_)));
         let with_xattrs =
             |dice: &mut Dice| of_kind(dice, |kind| matches!(kind, Kind::File(_) | Kind::Directory(_)));
-        // A name that is there, or may not be.
+        // The name exists, or may not exist.
         let name = |dice: &mut Dice| {
             let above = of_kind(dice, |kind| matches!(kind, Kind::Directory(_)));
             let name = NAMES[below(dice, NAMES.len())];
@@ -309,7 +309,7 @@ impl Sequence {
         .map(|()| None)
     }
 
-    /// Does it; gives the file that is to stay open.
+    /// Performs an operation on the mount. Returns the file that is to stay open.
     fn perform(&mut self, operation: &Operation) -> io::Result<Option<File>> {
         let at = |path: &str| if path.is_empty() { self.root.clone() } else { self.root.join(path) };
         let open = |path: &str| no_follow().write(true).open(at(path));
@@ -372,7 +372,7 @@ impl Sequence {
     }
 }
 
-/// Writes, and looks whether that moved a time that was not the clock's.
+/// Writes, and checks that this moved a time that was not the clock's.
 fn write_held(file: &File, bytes: &[u8]) -> io::Result<()> {
     let before = file.metadata()?.modified()?;
     file.write_all_at(bytes, 0)?;
@@ -385,7 +385,7 @@ fn write_held(file: &File, bytes: &[u8]) -> io::Result<()> {
 
 fn no_follow() -> OpenOptions {
     let mut options = File::options();
-    // A pipe without a reader is refused, not waited for.
+    // O_NONBLOCK refuses a pipe without a reader, which an open would wait for.
     options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     options
 }
@@ -394,7 +394,7 @@ fn below(dice: &mut Dice, count: usize) -> usize {
     usize::try_from(dice.within(0..count as u64)).expect("below a length")
 }
 
-/// Mostly small, now and then empty, seldom many.
+/// Returns bytes, mostly few, now and then none, seldom many.
 fn some_bytes(dice: &mut Dice) -> Vec<u8> {
     let size_bytes = match dice.within(0..20) {
         0 => 0,
@@ -409,7 +409,7 @@ fn permissions(dice: &mut Dice) -> u32 {
     u32::try_from(dice.within(0..0o1000)).expect("nine bits")
 }
 
-/// The bits that only files lose.
+/// Returns the bits that only files lose.
 fn more_bits(dice: &mut Dice) -> u32 {
     u32::try_from(dice.within(0..8)).expect("three bits") << 9
 }
@@ -549,7 +549,7 @@ pub(crate) fn differences(expected: &Entries, seen: &Entries) -> Vec<String> {
     lines
 }
 
-/// An entry without its bytes.
+/// Formats an entry without its bytes.
 fn text(entry: &Entry) -> String {
     let kind = match &entry.kind {
         Kind::File(bytes) => format!("{} bytes, {}", bytes.len(), &blake3::hash(bytes).to_hex()[..8]),

@@ -1,6 +1,6 @@
-//! The matrix as data: which requests each scene makes, and what may go wrong with each kind of request.
+//! The matrix as data: the requests of each scene, and the faults of each kind of request.
 //!
-//! Owns: the list of cells, and the expected end of each. Does not own: playing them (`scene`, `matrix`).
+//! Owns: the list of cells, and the expected end of each. Does not own: their play (`scene`, `matrix`).
 
 use std::fmt;
 use tidemark_tests::s3::{FaultEffect, S3Operation};
@@ -10,13 +10,13 @@ use tidemark_tests::s3::{FaultEffect, S3Operation};
 pub(super) enum Scene {
     /// Two files, one of them in parts, are prepared and committed.
     Save,
-    /// The same on a store that checks no checksum.
+    /// The same save on a store that checks no checksum.
     SaveUnchecked,
     /// A loose file and its sidecar.
     Loose,
     /// A retirement of one of two committed versions.
     Retire,
-    /// A daemon starts: it reads everything, decides what is undecided and sweeps what is dead.
+    /// A start of a daemon, which reads everything, decides undecided versions and sweeps leftovers.
     Restart,
 }
 
@@ -55,9 +55,9 @@ impl fmt::Display for Cell {
     }
 }
 
-/// How long a request may take in cells whose fault is met once: its repetition must have the time to succeed.
+/// Limit of a request in cells whose fault is met once, since its repetition must have the time to succeed.
 const TIMEOUT_ONCE_MS: u64 = 1000;
-/// Where it is met always, nothing has to succeed until it is gone.
+/// Limit of a request in cells whose fault is always met, since nothing has to succeed until it is gone.
 const TIMEOUT_ALWAYS_MS: u64 = 200;
 
 const SAVE: &[(S3Operation, &str)] = &[
@@ -79,7 +79,7 @@ const SAVE_UNCHECKED: &[(S3Operation, &str)] = &[
     (S3Operation::PutObject, "prepared-"),
     (S3Operation::PutObject, "manifest-"),
     (S3Operation::PutObject, "_COMMITTED"),
-    // Read back: the data, and each document.
+    // The data and each document are read back.
     (S3Operation::GetObject, "model.bin"),
     (S3Operation::GetObject, "prepared-"),
     (S3Operation::GetObject, "_COMMITTED"),
@@ -115,7 +115,7 @@ const RESTART: &[(S3Operation, &str)] = &[
     (S3Operation::AbortMultipartUpload, "v0.1"),
 ];
 
-/// Requests that are made only when something else went wrong before.
+/// Requests that are made only after another fault.
 const IN_DOUBT: &[(S3Operation, &str, Given)] = &[
     (
         S3Operation::GetObject,
@@ -134,7 +134,7 @@ const IN_DOUBT: &[(S3Operation, &str, Given)] = &[
     ),
 ];
 
-/// Every cell, in the order of the scenes.
+/// Returns every cell, in the order of the scenes.
 pub(super) fn all() -> Vec<Cell> {
     let plain = [
         (Scene::Save, SAVE),
@@ -171,7 +171,7 @@ fn effects(target: &Target, met: Met) -> Vec<FaultEffect> {
         TimeoutAfter, TimeoutBefore, WrongChecksumOnRead,
     };
     if target.scene == Scene::SaveUnchecked {
-        // The rest is as on a store that checks.
+        // All other faults are as on a store that checks.
         return match target.operation {
             S3Operation::GetObject => vec![TimeoutBefore, Status500Before, WrongChecksumOnRead, SlowBody],
             _ => vec![DamagedOnWrite],
@@ -183,7 +183,7 @@ fn effects(target: &Target, met: Met) -> Vec<FaultEffect> {
     let body = [SlowRequestBody, CutRequestBody, DamagedOnWrite];
     let more: Vec<FaultEffect> = match target.operation {
         S3Operation::PutObject => {
-            // No store answers 412 to a request without a condition.
+            // To a request without a condition, no store answers 412.
             let conditional = !matches!(target.object, "meta.json" | "notes.txt/g-1");
             let taken = conditional.then_some(PreconditionFailedAfterSuccess);
             any_write.into_iter().chain(body).chain(taken).collect()
@@ -230,7 +230,7 @@ impl Cell {
         timeout_ms(self.met)
     }
 
-    /// How long after its request's time is over the fault may still take effect.
+    /// Returns how long after its request's limit the fault may still take effect.
     pub(super) fn late_ms(&self) -> Option<u64> {
         match self.effect {
             FaultEffect::LateAfterTimeout(after_ms) => Some(after_ms),
@@ -238,7 +238,7 @@ impl Cell {
         }
     }
 
-    /// Request after request is waited for in vain.
+    /// Whether request after request runs into its limit.
     pub(super) fn is_slow(&self) -> bool {
         let unanswered = matches!(
             self.effect,
@@ -255,7 +255,7 @@ impl Cell {
         matches!(self.effect, FaultEffect::ListWithoutNewest(_) | FaultEffect::ListWithDeleted)
     }
 
-    /// Bytes that arrive otherwise than they were sent, and a store that takes them.
+    /// Whether a store takes bytes that arrived damaged.
     pub(super) fn is_damage_taken(&self) -> bool {
         self.target.scene == Scene::SaveUnchecked && self.effect == FaultEffect::DamagedOnWrite
     }
@@ -281,7 +281,7 @@ impl Cell {
         );
         match self.met {
             Met::Once => Expected::Done,
-            // A start waits for no sweep.
+            // A start does not wait for its sweep.
             Met::Always if without_effect && self.target.scene != Scene::Restart => Expected::NotDone,
             Met::Always => Expected::Either,
         }

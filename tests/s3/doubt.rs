@@ -1,4 +1,4 @@
-//! Faults that hide what happened.
+//! Faults that hide the result of a request.
 //!
 //! Owns: marker creates, multipart uploads and reads under every effect, met once and met always.
 
@@ -31,14 +31,14 @@ const ON_READS: [FaultEffect; 6] = [
 
 const KEY: &str = "run/step/v0.1/_COMMITTED";
 
-/// Six requests of 0.7 s each and some, times two for a loaded machine: far below any default.
+/// Limit of a test: six requests of 0.7 s each and more, times two for a loaded machine. Far below any default.
 const BOUND: Duration = Duration::from_secs(12);
 
 fn mine() -> Bytes {
     Bytes::from_static(b"{\"decision\":\"commit\",\"by\":\"me\"}")
 }
 
-/// A request is repeated for long before who waits for it hears of a failure.
+/// A request is repeated for a long time before its caller gets a failure, so silence is reported earlier.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_gives_no_answer_is_told_before_the_last_attempt_and_until_it_gives_one() {
     let (server, store) = start(S3Options::default()).await;
@@ -249,7 +249,7 @@ async fn a_probe_survives_one_fault_in_any_of_its_requests() {
     }
 }
 
-/// Each part was checked on its way, and the object is short: no checksum of a part tells.
+/// Each part was checked on arrival, but the object is short, which no checksum of a part reveals.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_of_which_the_store_lost_a_part_is_not_taken_for_one() {
     let (_server, store) = start(S3Options { loses_parts: true, ..S3Options::default() }).await;

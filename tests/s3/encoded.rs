@@ -1,4 +1,4 @@
-//! Encoded chunks in a bucket: read back where the store checks nothing, never prepared when damaged, found by a later start.
+//! Encoded chunks in a bucket: read back if the store checks nothing, never prepared when damaged, found by a later start.
 //!
 //! Owns: saves of runs with a codec, on the server with scripted faults. Does not own: the codecs, whole daemons (suite
 //! durability).
@@ -23,7 +23,7 @@ use tidemark_tests::s3::{FaultEffect, S3Operation, S3Options, S3Server};
 const ROOM_BYTES: u64 = 64 << 20;
 const FETCHES: usize = 2;
 
-/// As [`save::drain`] of a store that checks no parts, encoding all runs.
+/// Returns a drain as [`save::drain`] does, for a store that checks no parts. Encodes all runs.
 fn drain(store: &Arc<dyn Store>, codec: CodecChoice) -> Arc<Drain> {
     let plain = Arc::into_inner(save::drain(Arc::clone(store), false)).expect("nobody else has it");
     Arc::new(plain.with_compression(CompressionSettings { codec, ..CompressionSettings::default() }))
@@ -54,7 +54,7 @@ async fn what_was_prepared_encoded_is_committed_by_a_later_start_and_comes_back(
         let sealer = Sealer::new();
         let mut attempt = sealer.attempt(Content::Whole, 1, 1);
         attempt.prepare(&drain(&store, choice)).await.expect("prepared");
-        // The engine dies here. A start without any codec in its settings goes on.
+        // The engine dies here. A start whose settings name no codec goes on.
         let found = locate::read(&store).await.expect("located").undecided.pop().expect("undecided");
         assert!(locate::is_prepared(&found), "{:?}", found.prepared);
         let next = drain(&store, CodecChoice::None);
@@ -84,7 +84,7 @@ async fn an_encoded_object_that_was_damaged_on_its_way_in_is_not_prepared() {
     let server =
         S3Server::start(S3Options { checks_checksums: false, ..S3Options::default() }).expect("server");
     let mut settings = settings(&server);
-    // A signature over the body would find it first.
+    // The payload is unsigned, because a signature over the body would reveal the damage first.
     settings.variables.get_or_insert_default().push(("AWS_UNSIGNED_PAYLOAD".into(), "true".into()));
     let store = open_with(&server.url("p"), &settings).await.expect("open");
     let damaged = fault(S3Operation::PutObject, Some(1), FaultEffect::DamagedOnWrite);

@@ -1,7 +1,7 @@
-//! The ambiguous answers of real object stores: is a doubtful one ever taken for a decision?
+//! Ambiguous answers of real object stores: is a doubtful one ever taken for a decision?
 //!
-//! Owns: every scripted fault of the S3 server against every kind of request and against whole saves, and what servers that
-//! others wrote do. Does not own: the plain contract (suite conformance).
+//! Owns: every scripted fault of the S3 server against every kind of request and against whole saves, and the behaviour of
+//! independent servers. Does not own: the plain contract (suite conformance).
 
 mod cells;
 mod doubt;
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tidemark_store::{RetryPolicy, Store, StoreSettings, open_with};
 use tidemark_tests::s3::{Fault, FaultEffect, S3Operation, S3Options, S3Server};
 
-/// Times short enough for a test, and still long against a loaded machine.
+/// Returns settings with times short enough for a test, and long enough for a loaded machine.
 fn settings(server: &S3Server) -> StoreSettings {
     settings_of(server.env())
 }

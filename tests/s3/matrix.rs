@@ -16,22 +16,22 @@ use std::time::{Duration, Instant};
 use tidemark_tests::s3::Fault;
 use tidemark_tests::{audit, machine};
 
-/// Most of a cell's time is waiting for requests that are never answered.
+/// Cells that run at once. Most of a cell's time is waiting for requests that are never answered.
 const CELLS_AT_ONCE: usize = 32;
 /// Limit within which a start's background work reaches its fault, on a busy machine.
 const FIRED_LIMIT: Duration = Duration::from_secs(30);
-/// Tries without a fault: the same again, and once the next version where the first one's number was used.
+/// Tries without a fault: the same version again, and once the next one if the first one's number was used.
 const TRIES_MAX: usize = 3;
-/// Limit of requests: a client that repeats without end would pass every other check.
+/// Limit of requests, because a client that repeats without end would pass every other check.
 const REQUESTS_MAX: u64 = 120;
 
-/// How far a scene says that it came.
+/// End that a scene reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     None,
-    /// To its end, in spite of the fault.
+    /// The scene succeeded in spite of the fault.
     WithFault,
-    /// To its end, in a run that nothing disturbed.
+    /// The scene succeeded in a run without a fault.
     Clean,
 }
 
@@ -146,7 +146,7 @@ async fn run(cell: Cell, sealer: Arc<Sealer>) -> Result<Row, String> {
     Ok(Row { cell, fired, requests, first, tries })
 }
 
-/// Looks at the bucket itself.
+/// Examines the bucket itself.
 fn audit(site: &Site, cell: &Cell, end: End) -> Result<(), String> {
     let objects = site.server.objects(PREFIX).map_err(|error| error.to_string())?;
     let found = audit::markers(&objects)?;
@@ -180,7 +180,7 @@ fn stands(site: &Site, cell: &Cell, end: End, found: &BTreeMap<String, audit::Fi
             return Err(format!("{version} is committed, and not as it was saved"));
         }
     }
-    // A start commits what it finds prepared, unless a listing hid that it is.
+    // A start commits a version that it finds prepared, unless a listing hid that it is.
     let prepared = super::save::version_id(3).to_string();
     let must = cell.target.scene == Scene::Restart && end == End::Clean && !cell.is_stale();
     if !must || found.contains_key(&prepared) {

@@ -1,4 +1,4 @@
-//! Servers that others wrote: what the probe says of them, and whether a save is whole there.
+//! Independent servers: the probe's result for them, and whether a save is whole there.
 //!
 //! Owns: moto, which takes parts that differ from their checksum; `s3s-fs`, whose concurrent creates have several winners.
 //! Does not own: scripted faults.
@@ -17,13 +17,13 @@ use tidemark_tests::moto::Moto;
 use tidemark_tests::s3::{Faults, Served, env};
 use tidemark_tests::{audit, machine};
 
-/// Python takes its time with 8 MiB, more so beside other work.
+/// Limit of a request. Python needs long for 8 MiB, and longer beside other work.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Documents are smaller.
+/// Limit of an object that is read. Documents are smaller.
 const OBJECT_BYTES_MAX: u64 = 16 << 20;
-/// A read-back is held for as long, which is time enough to replace what it reads.
+/// How long a read-back is held, which is enough time to replace the object that it reads.
 const HELD: Duration = Duration::from_secs(3);
-/// How often the probe is tried on a store whose checks are two steps; the long form is for a rate.
+/// Number of probes of a store whose checks are two steps. The long form measures a rate.
 const PROBES: usize = 5;
 const PROBES_LONG: usize = 200;
 
@@ -31,7 +31,7 @@ async fn client(moto: &Moto) -> Arc<dyn Store> {
     fresh(&moto.url(PREFIX), moto.env(), TIMEOUT).await
 }
 
-/// Every object, read with a client of its own.
+/// Returns every object, read with a client of its own.
 async fn objects(store: &Arc<dyn Store>) -> audit::Objects {
     let mut objects = audit::Objects::new();
     for head in store.list("", false).await.expect("listed").keys {

@@ -1,4 +1,4 @@
-//! Stores that say no, or promise less than they should: does the message say what to do?
+//! Stores that refuse, or promise less than they should: does the message say what to do?
 //!
 //! Owns: wrong credentials, missing buckets, read-only access, stores without conditions or checksums.
 
@@ -29,7 +29,7 @@ async fn a_store_that_ignores_conditions_has_no_fencing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_ignores_checksums_is_found_out() {
-    // Signed payloads are checked by any store; only without them the checksum is alone.
+    // Any store checks signed payloads. With unsigned ones, only the checksum is left.
     let server =
         S3Server::start(S3Options { checks_checksums: false, ..S3Options::default() }).expect("server");
     let mut settings = settings(&server);
@@ -40,7 +40,7 @@ async fn a_store_that_ignores_checksums_is_found_out() {
     assert!(found.fencing, "{}", found.fencing_reason);
 }
 
-/// The probe's error, its message checked for what a person needs.
+/// Returns the probe's error, and checks that its message has what a person needs.
 async fn refused(server: &S3Server, url: &str, variables: Vec<(String, String)>) -> String {
     let settings = StoreSettings { variables: Some(variables), ..settings(server) };
     let store = open_with(url, &settings).await.expect("open");

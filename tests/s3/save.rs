@@ -1,4 +1,4 @@
-//! A checkpoint in Tier-1 as the loop hands it to the commit, again and again, and the reading of its place in Tier-3.
+//! A checkpoint in Tier-1 as the loop hands it to the commit, repeatedly, and reads of it from Tier-3.
 //!
 //! Owns: sealed files, attempts made of them, drains and readers of one server. Does not own: faults meanwhile
 //! (`matrix`), the verdict (`audit`).
@@ -31,7 +31,7 @@ pub(super) const LARGE: &str = "model.bin";
 pub(super) const SMALL: &str = "meta.json";
 pub(super) const LOOSE: &str = "notes.txt";
 
-/// Everything lies below this in the bucket.
+/// Prefix of all objects in the bucket.
 pub(super) const PREFIX: &str = "p";
 
 const INCARNATION: Incarnation = Incarnation(7);
@@ -45,7 +45,7 @@ struct Sealed {
     pin: Arc<SealPin>,
 }
 
-/// Files that are sealed and stay in Tier-1 for as long as this lives; every test's attempts are made of them.
+/// Sealed files that stay in Tier-1 for as long as this value lives. Every test makes its attempts of them.
 #[derive(Debug)]
 pub(super) struct Sealer {
     sealed: BTreeMap<&'static str, Sealed>,
@@ -184,7 +184,7 @@ pub(super) fn version_id(version: u64) -> VersionId {
     }
 }
 
-/// A client that knows nothing of what others did.
+/// Returns a client that has no knowledge of other clients' requests.
 pub(super) async fn fresh(
     url: &str,
     variables: Vec<(String, String)>,

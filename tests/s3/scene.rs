@@ -1,6 +1,6 @@
-//! The engine's work in the cells of the matrix, on a server of each cell's own.
+//! The engine's work in the cells of the matrix. Each cell has a server of its own.
 //!
-//! Owns: how each scene is set, played, and played again when the fault is gone. Does not own: faults and judgement
+//! Owns: how each scene is set up, played, and played again when the fault is gone. Does not own: faults and judgement
 //! (`matrix`).
 
 use super::cells::{Cell, Scene};
@@ -27,12 +27,12 @@ use tidemark_tests::s3::{S3Options, S3Server};
 
 /// Limit within which a start has swept its leftovers, on a busy machine.
 const SWEEP_LIMIT: Duration = Duration::from_secs(30);
-/// The time of a request where nothing is scripted.
+/// Limit of a request without a scripted fault.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(20);
-/// An attempt that no version here has, whose uploads its dead writer left.
+/// A file of an attempt that no version here has. A dead writer left its upload.
 const LEFT: &str = "a-1f2e3d4c5b6a7988/model.bin";
 
-/// A server with what a scene finds there.
+/// A server with the state that a scene begins with.
 pub(super) struct Site {
     pub(super) server: S3Server,
     pub(super) sealer: Arc<Sealer>,
@@ -46,7 +46,7 @@ pub(super) struct Site {
     retired: Option<Manifest>,
 }
 
-/// Why one run did not come to its end, and what the loop would do about it.
+/// Why a run failed, and what the loop would do next.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) why: String,
@@ -55,11 +55,11 @@ pub(super) struct Failure {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
-    /// The same again.
+    /// Tries the same again.
     Again,
-    /// The next version, or the next generation.
+    /// Tries the next version, or the next generation.
     Next,
-    /// Nothing: it would be lost.
+    /// Does nothing, so the save would be lost.
     Lost,
 }
 
@@ -150,7 +150,7 @@ impl Site {
         attempt.commit(drain).await
     }
 
-    /// The drain of a client that gives its requests so much time.
+    /// Returns the drain of a client with this limit for its requests.
     pub(super) async fn drain(&self, request_timeout: Duration) -> Arc<Drain> {
         client(&self.server, self.scene, request_timeout).await
     }
@@ -215,7 +215,7 @@ impl Site {
         }
     }
 
-    /// Waits for what goes on after the scene was played again, and says what of it is missing.
+    /// Waits for work that goes on after the scene was played again. The error says which part is missing.
     pub(super) async fn settled(&self) -> Result<(), String> {
         let version = |number: u64| format!("{}/a-", version_id(number));
         match self.scene {
@@ -253,7 +253,7 @@ async fn client(server: &S3Server, scene: Scene, request_timeout: Duration) -> A
     let checks = scene != Scene::SaveUnchecked;
     let mut variables = server.env();
     if !checks {
-        // A signed body is checked by any store; without that the checksum is alone.
+        // Any store checks a signed body. With an unsigned one, only the checksum is left.
         variables.push(("AWS_UNSIGNED_PAYLOAD".into(), "true".into()));
     }
     drain(fresh(&server.url(PREFIX), variables, request_timeout).await, checks)
@@ -284,7 +284,7 @@ fn shared(drain: &Arc<Drain>) -> Arc<Shared> {
     })
 }
 
-/// Leave to retire a version: two newer ones are committed, and only the last is to be kept.
+/// Returns leave to retire a version: two newer ones are committed, and only the last is to be kept.
 fn leave(manifest: &Manifest) -> Retirement {
     let at = |completed_at_ns| Committed {
         version: manifest.version.clone(),
@@ -304,7 +304,7 @@ fn leave(manifest: &Manifest) -> Retirement {
     }
 }
 
-/// Reads every version that the engine considers committed; each byte comes through the client.
+/// Reads every version that the engine considers committed, with each byte read by the client.
 pub(super) async fn read_back(store: &Arc<dyn Store>) -> Result<BTreeMap<String, Files>, String> {
     let catalog = locate::read(store).await.map_err(|error| error.to_string())?;
     let mut found = BTreeMap::new();

@@ -1,7 +1,7 @@
-//! Credentials and encryption: the environment's settings reach the store, and no other reader sees them.
+//! Credentials and encryption: the environment's settings reach the store, and no reader of Tidemark's output sees secrets.
 //!
-//! Owns: a planted secret, everything that a person or a program can read of Tidemark, the headers of encryption. Does not own:
-//! which sources of credentials there are (engine, `store::s3::config`).
+//! Owns: a planted secret, all output of Tidemark that a person or a program can read, the headers of encryption. Does not own:
+//! the sources of credentials (engine, `store::s3::config`).
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use tidemark_tests::s3::{Fault, FaultEffect, S3Operation, S3Options, S3Server};
 const SECRET: &str = "planted/SECRET+0f7c1d9e5b3a4826";
 const WRONG: &str = "planted/WRONG+77aa1c0c5e0d4b19";
 const KEY_ID: &str = "arn:aws:kms:us-east-1:111122223333:key/planted";
-/// Everything that the daemon can say.
+/// Log level that shows everything.
 const LOUD: &str = "trace";
 
 fn options(server: &S3Server, further: &[(&str, &str)]) -> DaemonOptions {
@@ -29,7 +29,7 @@ fn options(server: &S3Server, further: &[(&str, &str)]) -> DaemonOptions {
 }
 
 fn save(daemon: &Daemon, name: &str) {
-    // In parts too.
+    // The large file is uploaded in parts.
     for (name, bytes) in [(format!("run/{name}.pt"), 20 << 20), (format!("run/{name}.txt"), 10)] {
         let path = daemon.mount().join(name);
         fs::create_dir_all(path.parent().expect("it lies in a run")).expect("a directory");

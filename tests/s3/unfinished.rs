@@ -1,6 +1,6 @@
-//! Uploads that a dead writer left: found page by page, and aborted only when nothing of them can matter any more.
+//! Uploads that a dead writer left: found page by page, and aborted only when no attempt can need them any more.
 //!
-//! Owns: what a store lists, what the start of a daemon sweeps. Does not own: the rule itself (engine, `save::sweep`).
+//! Owns: a store's listing of uploads, the sweep at a daemon's start. Does not own: the rule itself (engine, `save::sweep`).
 
 use super::start;
 use std::time::Duration;
@@ -65,16 +65,16 @@ fn a_start_aborts_the_uploads_of_what_is_decided_and_no_other() {
     daemon.flush();
     daemon.stop();
     let dead = [
-        // Committed, and of it another attempt.
+        // The version is committed, by another attempt.
         format!("p/run/step1.pt/v0.1/{ATTEMPT}/step1.pt"),
         "p/.tidemark/loose/run/notes.txt/g-1".to_owned(),
     ];
     let mut alive = vec![
-        // These are not decided.
+        // The versions of these are undecided.
         format!("p/run/step1.pt/v0.2/{ATTEMPT}/step1.pt"),
         format!("p/run/step2.pt/v0.1/{ATTEMPT}/step2.pt"),
         "p/.tidemark/loose/run/notes.txt/g-2".to_owned(),
-        // Not ours.
+        // This upload is not Tidemark's.
         "p/run/somebody-elses".to_owned(),
         format!("q/run/step1.pt/v0.1/{ATTEMPT}/step1.pt"),
     ];

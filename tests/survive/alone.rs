@@ -1,4 +1,4 @@
-//! Single things that may be in the way when a daemon dies.
+//! Single circumstances that may disturb a takeover after a daemon's death.
 //!
 //! Owns: the keeper killed alone, signals that mean nothing, a daemon that hangs, handles closed meanwhile, very many open files, flipped
 //! bytes, kills while resuming.
@@ -35,7 +35,7 @@ fn a_handle_closed_while_the_daemon_is_away_is_closed_and_not_cut() {
     }
 }
 
-/// Goal: another process takes the address of commands while no daemon serves, which costs no mount. Method: the keeper stands still
+/// Goal: if another process takes the address of commands while no daemon serves, the mount stays. Method: the keeper stands still
 /// meanwhile.
 #[test]
 fn an_address_that_somebody_took_costs_no_mount() {
@@ -81,7 +81,7 @@ fn a_writer_killed_with_the_daemon_leaves_a_cut_file() {
         "torn is not durable: {}",
         tidemark_tests::daemon::shown(&output)
     );
-    // In sight, or out of it by now.
+    // The checkpoint may be visible still, or hidden by now.
     let places = ["run/step1.pt", ".tidemark/torn/run/step1.pt"];
     let listed = places.iter().find_map(|path| daemon.checkpoint(path)).expect("it is listed");
     assert_eq!(listed["state"], "torn", "{listed:#}");
@@ -108,7 +108,7 @@ fn ten_thousand_open_files_are_taken_over() {
             file
         })
         .collect();
-    // Half of them have no name any more.
+    // Half of the files lose their names.
     (0..FILES).step_by(2).for_each(|number| fs::remove_file(path(number)).unwrap());
     let dead = daemon.kill_serving();
     assert_eq!(fs::read_dir(&directory).unwrap().count(), FILES / 2);
@@ -125,7 +125,7 @@ fn ten_thousand_open_files_are_taken_over() {
     }
     drop(open);
     daemon.flush();
-    // Nothing is left of those without a name: memory is what the others hold.
+    // The memory of files without a name was freed, so only the other files use memory.
     let used = |status: serde_json::Value| status["tiers"][0]["used_bytes"].as_u64().unwrap();
     let small = process::until(LIMIT, || (used(daemon.ctl_json(&["status"])) < 256 << 20).then_some(()));
     assert!(small.is_some(), "{:#}", daemon.ctl_json(&["status"]));
@@ -141,7 +141,7 @@ fn a_byte_flipped_while_the_daemon_was_dead_is_found_at_the_first_open() {
     daemon.flush();
     let files = daemon.ctl_json(&["show", "run/step1.pt", "--files"]);
     let host_path = files["files"][0]["host_path"].as_str().expect("it is in memory").to_owned();
-    // The daemon's own view of Tier-1, open to root for as long as this descriptor is.
+    // This descriptor gives root the daemon's own view of Tier-1, for as long as it is open.
     let host = File::options().write(true).open(&host_path).unwrap();
     let dead = daemon.kill_serving();
     host.write_all_at(&[bytes[9 * MIB] ^ 0x10], 9 * MIB as u64).unwrap();
@@ -160,7 +160,7 @@ fn daemons_killed_while_they_resume_are_followed_by_one_that_serves() {
     for round in 0..12_u64 {
         file.write_all(&[1; 1000]).unwrap();
         let mut dead = daemon.kill_serving();
-        // The next one, and the one after that, at other moments of their first milliseconds.
+        // The next daemon and the one after it die at other moments of their first milliseconds.
         for kill in 0..2 {
             let next = process::until(LIMIT, || daemon.serving_pid().filter(|pid| *pid != dead));
             let next = next.expect("the keeper starts another");
@@ -172,7 +172,7 @@ fn daemons_killed_while_they_resume_are_followed_by_one_that_serves() {
         fs::rename(&path, daemon.mount().join("b")).unwrap();
         fs::rename(daemon.mount().join("b"), &path).unwrap();
         daemon.wait_for_next(dead);
-        // Long enough not to be taken for one more of a row that dies at once, which would be given pauses.
+        // The daemon lives long enough not to count as part of a crash loop, in which the keeper pauses.
         std::thread::sleep(Duration::from_millis(300));
     }
 }
@@ -196,11 +196,11 @@ fn a_keeper_killed_alone_takes_the_mount_with_it_and_loses_nothing_closed() {
 #[test]
 fn nothing_can_be_written_to_the_state_directory_and_the_mount_goes_on() {
     let Some(daemon) = start("256MiB") else { return };
-    // Without its directory nothing can be written there; what serves does not need it.
+    // Without the state directory nothing can be written there. A serving daemon does not need it.
     let aside = daemon.scratch("aside").join("state");
     let path = daemon.mount().join("a.bin");
     fs::write(&path, b"before").unwrap();
-    // A daemon that runs would make it again.
+    // A running daemon would recreate it.
     process::signal(daemon.serving_pid().unwrap(), Signal::STOP);
     fs::rename(daemon.state_dir(), &aside).unwrap();
     let dead = daemon.kill_serving();
@@ -210,8 +210,8 @@ fn nothing_can_be_written_to_the_state_directory_and_the_mount_goes_on() {
     daemon.wait_for_next(dead);
 }
 
-/// A terminal that is closed, a rotation of logs, `systemctl reload` by habit: to the keeper and to the daemon, whose log goes
-/// nowhere from then on.
+/// A closed terminal, a rotation of logs or `systemctl reload` by habit sends signals to the keeper and to the daemon, whose log
+/// can no longer be written from then on.
 #[test]
 fn signals_that_others_send_by_habit_end_neither_keeper_nor_daemon() {
     if !tidemark_tests::machine::can_mount() {
@@ -229,7 +229,7 @@ fn signals_that_others_send_by_habit_end_neither_keeper_nor_daemon() {
     let mut stdout = std::io::BufReader::new(keeper.stdout.take().unwrap());
     std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
     assert!(line.starts_with("ready:"), "{line}");
-    // Whatever is logged now fails to be.
+    // From now on, log lines cannot be written.
     drop((stdout, keeper.stderr.take()));
     let daemon = process::children(keeper.id())[0];
     for signal in [Signal::HUP, Signal::USR1, Signal::USR2] {
@@ -250,8 +250,8 @@ fn signals_that_others_send_by_habit_end_neither_keeper_nor_daemon() {
     assert!(!is_mounted(&path("ckpt")));
 }
 
-/// A daemon that does not run is not one that is gone. After ten seconds of SIGSTOP it goes on; after 30 in which a program waits, which
-/// is left to `--long`, its keeper replaces it.
+/// A daemon that stands still is not gone. After ten seconds of SIGSTOP, it goes on. After 30 s in which a program waits, which only
+/// `--long` tests, its keeper replaces it.
 #[test]
 fn a_daemon_that_hangs_is_said_to_hang_and_is_replaced_only_after_long() {
     let Some(daemon) = start("128MiB") else { return };

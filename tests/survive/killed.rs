@@ -1,6 +1,6 @@
 //! kill -9 of the daemon under load.
 //!
-//! Owns: when it is killed, and what counts. Does not own: the load.
+//! Owns: the moments of the kills, and which of them count. Does not own: the load.
 
 use crate::workload::{Call, Workload};
 use crate::{pattern, start, start_with};
@@ -12,12 +12,12 @@ use tidemark_tests::cgroup::Cgroup;
 use tidemark_tests::daemon::Daemon;
 use tidemark_tests::{machine, process};
 
-/// Kills by us at random moments, and deaths between a rename's effect and its answer.
+/// Number of kills by the test at random moments, and of deaths between a rename's effect and its answer.
 const RANDOM_KILLS: u32 = 40;
 const RENAME_DEATHS: u32 = 10;
-/// Renames until a daemon dies of its own at the step: about half a second of this load.
+/// Step at which a daemon kills itself, after a number of renames that take about half a second of this load.
 const STOP_AT: &str = "rename.before_answer:1500";
-/// A daemon is to be killed while everything is unanswered; the load is so dense that this is soon.
+/// Limit of the wait for a moment at which calls of each kind are unanswered. The load is so dense that it comes soon.
 const DENSE_LIMIT: Duration = Duration::from_secs(20);
 
 /// Counts over all kills.
@@ -51,7 +51,7 @@ fn killed_with_the_tier_nearly_full_nothing_fails() {
     let Some(daemon) = start("768MiB") else { return };
     let directory = daemon.mount().join("run");
     fs::create_dir(&directory).unwrap();
-    // Earlier files leave room for little more than the load's own files; older saves must give way all the time.
+    // Earlier files leave room for little more than the load's own files, so older saves are evicted all the time.
     for number in 0..3_u64 {
         fs::write(directory.join(format!("full_{number}.bin")), pattern(number, 0, 64 << 20)).unwrap();
     }
@@ -65,14 +65,14 @@ fn killed_with_the_tier_nearly_full_nothing_fails() {
     }
 }
 
-/// Kills the daemon when a write, an open and a rename are unanswered at that instant; others do not count.
+/// Kills the daemon when a write, an open and a rename are unanswered at that instant. Other kills do not count.
 fn kill_again_and_again(daemon: &Daemon, load: &Workload, kills: u32, rename_deaths: u32) -> Tally {
     let mut tally = Tally::default();
     let mut random = fastrand(0x7469_6465);
     while tally.kills < kills || tally.at_rename < rename_deaths {
         load.check();
         let pid = process::until(DENSE_LIMIT, || daemon.serving_pid()).expect("a daemon is kept");
-        // Some lives are long enough for the step to be reached, some are killed before.
+        // Some lives are long enough to reach the step, others are killed before.
         let patient = tally.kills >= kills || (random().is_multiple_of(3) && tally.at_rename < rename_deaths);
         let life = Duration::from_millis(if patient { 3000 } else { 30 + random() % 400 });
         let died = process::until(life, || (!process::is_alive(pid)).then_some(()));
@@ -92,8 +92,8 @@ fn kill_again_and_again(daemon: &Daemon, load: &Workload, kills: u32, rename_dea
             assert!(Instant::now() < deadline, "no moment with a write, an open and a rename unanswered");
         };
         process::signal(pid, Signal::KILL);
-        // Requests that are still unanswered once the daemon is gone were unanswered at the kill. A write passes the daemon,
-        // so nothing more is known than that it was under way.
+        // Requests that are still unanswered once the daemon is gone were unanswered at the kill. A write goes past the daemon,
+        // so it is only known to be under way.
         let gone = process::until(DENSE_LIMIT, || (daemon.serving_pid() != Some(pid)).then_some(()));
         assert!(gone.is_some(), "daemon {pid} outlives SIGKILL");
         let [_, opens, renames] = kinds.map(|kind| load.unanswered(kind));
@@ -111,7 +111,7 @@ fn kill_again_and_again(daemon: &Daemon, load: &Workload, kills: u32, rename_dea
     tally
 }
 
-/// How long until every thread has had an answer.
+/// Waits until every thread has had an answer, and returns the duration.
 fn answered_again(load: &Workload) -> Duration {
     let begun = Instant::now();
     let before: Vec<_> = load.inside.iter().map(|(_, inside)| inside.calls()).collect();
@@ -148,15 +148,15 @@ fn report(name: &str, load: &Workload, mut tally: Tally) {
 
 #[test]
 fn a_writer_in_a_small_cgroup_outlives_the_daemon() {
-    // Five deaths within half a second can leave a writer 90 MiB ahead (note 0009), and more on a busy machine; the file is
-    // eight times as large. The writer is about as fast as torch.save: a copy of zeros at 8 GB/s would be further ahead than
-    // that before the test could look.
+    // Five deaths within half a second can leave a writer 90 MiB ahead (note 0009), and more on a busy machine. The file is
+    // eight times as large. The writer is about as fast as torch.save, because a copy of zeros at 8 GB/s would be further
+    // ahead before the test could look.
     let cgroup = match Cgroup::make("survive", 192 << 20) {
         Ok(cgroup) => cgroup,
         Err(why) => return machine::left_out(&format!("a memory cgroup cannot be made: {why}")),
     };
     let Some(daemon) = start("3GiB") else { return };
-    // Cold memory cannot be made ready as fast as a writer goes on: the host gives it page by page.
+    // The host gives cold memory page by page, which is slower than a writer.
     daemon.wait_warm();
     let path = daemon.mount().join("large.bin");
     // The shell enters the group and becomes the writer.
@@ -186,7 +186,7 @@ fn a_writer_in_a_small_cgroup_outlives_the_daemon() {
     assert_eq!(fs::metadata(&path).unwrap().len(), 1536 << 20);
 }
 
-/// xorshift: the same moments for the same seed.
+/// Returns a xorshift generator, which gives the same moments for the same seed.
 fn fastrand(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed;
     move || {

@@ -1,14 +1,14 @@
-//! The daemon is killed, replaced, or dies again and again: does everything that is open go on?
+//! Do all open files go on when the daemon is killed, replaced, or dies again and again?
 //!
 //! | file | owns |
 //! |---|---|
-//! | `workload` | threads that write, map, read, open, rename, make and remove, and say what they are in the middle of |
+//! | `workload` | threads that write, map, read, open, rename, make and remove, and report their current call |
 //! | `killed` | many kills under that load; a nearly full tier; a writer in a small cgroup |
 //! | `replaced` | upgrades, their rollback, a crash loop |
 //! | `systemd` | systemd in the keeper's place |
 //! | `alone` | the keeper killed alone, handles closed meanwhile, very many open files, flipped bytes, kills while resuming |
 //!
-//! Does not own: what a restart with empty memory finds (suites crash and durability).
+//! Does not own: restarts with empty memory (suites crash and durability).
 
 mod alone;
 mod killed;
@@ -19,7 +19,7 @@ mod workload;
 use tidemark_tests::daemon::{Daemon, DaemonOptions};
 use tidemark_tests::machine;
 
-/// A daemon in passthrough, or nothing where this machine has none.
+/// Starts a daemon in passthrough mode, or returns `None` if this machine cannot have one.
 fn start(tier1: &str) -> Option<Daemon> {
     start_with(tier1, &[])
 }
@@ -35,7 +35,7 @@ fn start_with(tier1: &str, env: &[(&str, &str)]) -> Option<Daemon> {
     Some(daemon)
 }
 
-/// The same bytes for the same seed and offset, whatever the pieces they are made in.
+/// Returns bytes that depend only on the seed and their offset, in whatever pieces they are made.
 fn pattern(seed: u64, offset: u64, len: usize) -> Vec<u8> {
     const WORD: u64 = 8;
     assert!(offset.is_multiple_of(WORD) && (len as u64).is_multiple_of(WORD));

@@ -1,6 +1,6 @@
-//! The daemon is replaced on purpose, or dies again and again until it is.
+//! The daemon is replaced on purpose, or dies again and again until it is replaced.
 //!
-//! Owns: upgrades, their rollback, what a crash loop leaves working.
+//! Owns: upgrades, their rollback, the calls that go on during a crash loop.
 
 use crate::workload::Workload;
 use crate::{start, start_with};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tidemark_tests::daemon::{Daemon, shown};
 use tidemark_tests::{machine, process};
 
-/// The new daemon has ten seconds, and then the old one.
+/// Limit of an upgrade. The new daemon has ten seconds to serve, and then the old one.
 const UPGRADE_LIMIT: Duration = Duration::from_secs(60);
 
 fn upgrade(daemon: &Daemon, binary: &Path) -> Output {
@@ -53,7 +53,7 @@ fn a_binary_that_does_not_serve_is_rolled_back() {
     let path = daemon.mount().join("open.bin");
     let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     file.write_all(b"before, ").unwrap();
-    // A program that ends at once, a program that never becomes ready, and no program at all.
+    // The binaries are a program that ends at once, a program that never becomes ready, and a missing file.
     let scratch = daemon.scratch("binaries");
     let text = scratch.join("text");
     fs::write(&text, "not a program").unwrap();
@@ -76,7 +76,7 @@ fn a_binary_that_does_not_serve_is_rolled_back() {
     let mut text = String::new();
     file.read_to_string(&mut text).unwrap();
     assert_eq!(text, "before, and afterand afterand afterand afterand after");
-    // A state directory without a keeper.
+    // The state directory has no keeper.
     let empty = daemon.scratch("empty");
     let mut command = Command::new(machine::binary("ckptd"));
     let output = process::run(command.arg("upgrade").arg("--state-dir").arg(empty), UPGRADE_LIMIT);
@@ -94,7 +94,7 @@ fn a_crash_loop_keeps_what_is_open_and_says_what_is_wrong_until_another_binary_m
     fs::create_dir(&run).unwrap();
     let mut first = File::create_new(run.join("step1.pt")).unwrap();
     process::signal(daemon.ready().pid, Signal::KILL);
-    // Every daemon from now on dies before it serves.
+    // From now on, every daemon dies before it serves.
     let said = process::until(Duration::from_secs(30), || {
         let output = daemon.ctl(&["status", "-o", "json"]);
         let status: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
@@ -109,7 +109,7 @@ fn a_crash_loop_keeps_what_is_open_and_says_what_is_wrong_until_another_binary_m
     let mut bytes = vec![0; 200_000];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).unwrap();
     assert!(bytes[..100_000].iter().all(|byte| *byte == 1) && bytes[100_000..].iter().all(|byte| *byte == 2));
-    // Closing, syncing, and the first write of an open file are answered by the keeper; executing a program closes too.
+    // The keeper answers closes, syncs, and the first write of an open file. Executing a program closes files too.
     first.write_all(&[3; 5000]).unwrap();
     first.sync_all().unwrap();
     drop(first);
@@ -119,7 +119,7 @@ fn a_crash_loop_keeps_what_is_open_and_says_what_is_wrong_until_another_binary_m
     assert!(shown(&output).contains("cannot be run"), "{}", shown(&output));
     let output = upgrade(&daemon, &machine::binary("ckptd-next"));
     assert!(shown(&output).contains("crash loop"), "{}", shown(&output));
-    // The open waits for the daemon that comes.
+    // The open waits for the next daemon.
     assert_eq!(fs::read(&path).unwrap(), bytes);
     assert_eq!(version(&daemon), "9.9.9-next");
     let mut value = [0; 16];

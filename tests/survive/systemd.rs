@@ -1,7 +1,8 @@
 //! systemd in the keeper's place: its descriptor store, as sd_notify(3) and sd_listen_fds(3) describe it.
 //!
-//! Owns: a service manager of a few lines that keeps descriptors and hands them to the next start. Does not own: systemd
-//! itself, which runs in no container of ours; this speaks its protocol, byte for byte as the manual pages have it.
+//! Owns: a service manager of a few lines that keeps descriptors and hands them to the next start. The manager speaks
+//! systemd's protocol, byte for byte as the manual pages have it. Does not own: systemd itself, which does not run in
+//! containers.
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags,
@@ -26,12 +27,12 @@ struct Unit {
     home: tempfile::TempDir,
     notify: OwnedFd,
     kept: BTreeMap<String, OwnedFd>,
-    /// Whether the manager keeps descriptors, and says so.
+    /// Whether the manager keeps descriptors, and announces that.
     stores: bool,
 }
 
 impl Unit {
-    /// With a socket at a path, or with an abstract name where it `stores` nothing: both are in use.
+    /// Makes a unit. If it `stores` descriptors, the socket is at a path. If not, the socket has an abstract name. Both forms are in use.
     fn new(stores: bool) -> Self {
         let home = tempfile::tempdir().expect("a step of the harness itself");
         let notify =
@@ -58,14 +59,14 @@ impl Unit {
             .kept
             .values()
             .map(|fd| {
-                // Above every number that is about to be used.
+                // The copy's number is above every number that the daemon gets.
                 rustix::io::fcntl_dupfd_cloexec(fd, 100).expect("a step of the harness itself")
             })
             .collect();
         let names: Vec<_> = self.kept.keys().cloned().collect();
         let path = self.path("notify").into_os_string().into_string().expect("text");
         let mut command = Command::new("sh");
-        // systemd knows the pid before exec; a shell that becomes the daemon knows it too.
+        // systemd knows the pid before exec, and so does a shell that becomes the daemon.
         command
             .args(["-c", "LISTEN_PID=$$ exec \"$@\"", "sh"])
             .arg(machine::binary("ckptd"))
@@ -103,7 +104,7 @@ impl Unit {
         command.spawn().expect("a step of the harness itself")
     }
 
-    /// Takes messages until one says `word`.
+    /// Receives messages until one contains `word`.
     fn wait_for(&mut self, word: &str, child: &mut Child) {
         let said = process::until(LIMIT, || {
             while let Some(text) = self.hear() {
@@ -157,7 +158,7 @@ fn systemd_s_descriptor_store_takes_the_keeper_s_place() {
     let mut daemon = unit.start();
     unit.wait_for("READY=1", &mut daemon);
     let path = unit.path("ckpt").join("open.bin");
-    // Another process has the file open: this one starts the daemon, and a fork of it would close the file and wait for it.
+    // Another process has the file open, because this one starts the daemon: its fork would close the file and wait for the daemon.
     let script = format!("exec cat > {}", path.display());
     let mut writer = Command::new("sh").args(["-c", &script]).stdin(Stdio::piped()).spawn().unwrap();
     let mut pipe = writer.stdin.take().unwrap();
@@ -173,7 +174,7 @@ fn systemd_s_descriptor_store_takes_the_keeper_s_place() {
         assert_eq!(status(&unit)["pid"], daemon.id(), "there is no keeper between");
         daemon.kill().unwrap();
         daemon.wait().unwrap();
-        // A process that asks for a name now waits for the unit's next start.
+        // A process that looks up a name now waits for the unit's next start.
         let waiting = std::thread::spawn({
             let path = path.clone();
             move || fs::metadata(path).unwrap().len()
@@ -196,7 +197,7 @@ fn systemd_s_descriptor_store_takes_the_keeper_s_place() {
         fs::read_to_string(unit.path("log")).unwrap()
     );
     assert!(!tidemark_tests::daemon::is_mounted(&unit.path("ckpt")));
-    // An orderly end leaves nothing to go on with: the next start is a first one.
+    // After an orderly end nothing is kept, so the next start is like a first one.
     while unit.hear().is_some() {}
     assert!(unit.kept.is_empty(), "{:?}", unit.kept.keys());
     let mut daemon = unit.start();
@@ -206,8 +207,8 @@ fn systemd_s_descriptor_store_takes_the_keeper_s_place() {
     assert!(process::wait(&mut daemon, LIMIT).unwrap().is_some());
 }
 
-/// systemd before 254, or a unit without `FileDescriptorStoreMax=`: it keeps nothing, and wants to hear of the start and the end from
-/// the process that it started.
+/// systemd before 254, or a unit without `FileDescriptorStoreMax=`, keeps nothing. The process that the unit started must report the
+/// start and the end.
 #[test]
 fn a_unit_that_keeps_no_descriptors_hears_of_the_start_and_the_end_from_the_keeper() {
     if !machine::can_mount() {

@@ -1,9 +1,9 @@
 //! The calls of a job and its tools on a mount, without pause, and without ever seeing an error.
 //!
-//! Owns: the threads, the current call of each, how long each call took at most. Does not own: the kills.
+//! Owns: the threads, the current call of each, the longest duration of each call. Does not own: the kills.
 //!
-//! Every call that changes a name would fail if it were carried out twice: a second `mkdir` says EEXIST, a second `unlink`
-//! ENOENT. So a call that succeeds was executed once.
+//! Every call that changes a name would fail if it were carried out twice: a second `mkdir` returns EEXIST, a second
+//! `unlink` ENOENT. A call that succeeds was thus executed once.
 
 use crate::pattern;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -17,9 +17,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
-/// Size of a saved file: some saves are whole between two kills, some are not.
+/// Size of a saved file, with which some saves are whole between two kills and some are not.
 const SAVE_BYTES: usize = 96 * MIB;
-/// Saves kept; older ones are removed, as jobs do.
+/// Saves that are kept. Older ones are removed, as jobs do.
 const SAVES_KEPT: usize = 3;
 
 /// A kind of call.
@@ -31,7 +31,7 @@ pub(crate) enum Call {
     Other,
 }
 
-/// The state of a thread: odd while it is inside a call, counted up by each beginning and each end.
+/// The state of a thread: a count that each beginning and each end of a call raises, odd inside a call.
 #[derive(Debug, Default)]
 pub(crate) struct Inside {
     count: AtomicU64,
@@ -39,7 +39,7 @@ pub(crate) struct Inside {
 }
 
 impl Inside {
-    /// Makes a call. An error is a failed test: nothing in this load is allowed to fail.
+    /// Makes a call. An error fails the test, because no call of this load may fail.
     pub(crate) fn call<T>(&self, what: &str, call: impl FnOnce() -> std::io::Result<T>) -> T {
         self.count.fetch_add(1, Ordering::SeqCst);
         let begun = Instant::now();
@@ -50,7 +50,7 @@ impl Inside {
         result.unwrap_or_else(|error| panic!("{what} failed after {took_us} us: {error}"))
     }
 
-    /// The call that is being made now, if any.
+    /// Returns the count of the current call, if the thread is in one.
     pub(crate) fn now(&self) -> Option<u64> {
         Some(self.count.load(Ordering::SeqCst)).filter(|count| count % 2 == 1)
     }
@@ -75,7 +75,7 @@ pub(crate) struct Workload {
 type Body = fn(&Path, &AtomicBool, &Inside);
 
 impl Workload {
-    /// Begins below `directory`, which exists.
+    /// Starts the load below `directory`, which exists.
     pub(crate) fn begin(directory: &Path) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let bodies: [(&str, Call, Body); 7] = [
@@ -101,7 +101,7 @@ impl Workload {
         Self { stop, inside, threads }
     }
 
-    /// The calls of a kind that are being made now: the thread and its count.
+    /// Returns the unanswered calls of a kind, each with its thread and its count.
     pub(crate) fn unanswered(&self, call: Call) -> Vec<(usize, u64)> {
         let of_kind = self.inside.iter().enumerate().filter(|(_, (kind, _))| *kind == call);
         of_kind.filter_map(|(thread, (_, inside))| Some((thread, inside.now()?))).collect()
@@ -112,7 +112,7 @@ impl Workload {
         of_kind.map(|(_, inside)| inside.longest()).max().unwrap_or_default()
     }
 
-    /// A thread that has met an error is over.
+    /// Fails if a thread has ended, which happens only after an error.
     pub(crate) fn check(&self) {
         assert!(
             self.stop.load(Ordering::Relaxed) || self.threads.iter().all(|thread| !thread.is_finished()),
@@ -120,7 +120,7 @@ impl Workload {
         );
     }
 
-    /// Ends all threads; each has verified what it wrote.
+    /// Ends all threads, each of which has verified its writes.
     pub(crate) fn end(self) -> u64 {
         self.stop.store(true, Ordering::SeqCst);
         for thread in self.threads {
@@ -135,7 +135,7 @@ fn goes_on(stop: &AtomicBool) -> bool {
     !stop.load(Ordering::Relaxed)
 }
 
-/// 1 MiB writes into a fresh file, close, read back; then the next.
+/// Saves file after file: 1 MiB writes into a fresh file, close, read back.
 fn saves(directory: &Path, stop: &AtomicBool, inside: &Inside) {
     let path = |step: usize| directory.join(format!("step_{step}.pt"));
     let mut step = 0;
@@ -186,7 +186,7 @@ fn maps(directory: &Path, stop: &AtomicBool, inside: &Inside) {
     let options = || OpenOptions::new().read(true).write(true).create_new(true).open(&path);
     let file = inside.call("creating", options);
     inside.call("growing", || file.set_len(BYTES as u64));
-    // SAFETY: nobody truncates the file while it is mapped, and only this thread looks into the mapping.
+    // SAFETY: no thread truncates the file while it is mapped, and only this thread accesses the mapping.
     let mut mapping = inside.call("mapping", || unsafe { memmap2::MmapMut::map_mut(&file) });
     let mut seed = 0;
     while goes_on(stop) || seed == 0 {
@@ -210,7 +210,7 @@ fn reads(directory: &Path, stop: &AtomicBool, inside: &Inside) {
     }
 }
 
-/// Renames a file back and forth, once over another: each name is there exactly when it should be.
+/// Renames a file back and forth, once over another. Each name exists exactly when it should.
 fn renames(directory: &Path, stop: &AtomicBool, inside: &Inside) {
     let [one, other] = ["latest.tmp", "latest"].map(|name| directory.join(name));
     let mut round = 0_u64;
@@ -228,7 +228,7 @@ fn renames(directory: &Path, stop: &AtomicBool, inside: &Inside) {
     }
 }
 
-/// Makes and removes names of every kind; any of these carried out twice would fail.
+/// Makes and removes names of every kind. Any of these calls would fail if carried out twice.
 fn makes(directory: &Path, stop: &AtomicBool, inside: &Inside) {
     let at = |name: &str| -> PathBuf { directory.join(name) };
     while goes_on(stop) {
@@ -245,7 +245,7 @@ fn makes(directory: &Path, stop: &AtomicBool, inside: &Inside) {
     }
 }
 
-/// fallocate, ftruncate, fsync, an unlinked file that stays open.
+/// Calls fallocate, ftruncate and fsync, and keeps an unlinked file open.
 fn grows(directory: &Path, stop: &AtomicBool, inside: &Inside) {
     let path = directory.join("grown");
     while goes_on(stop) {

@@ -1,7 +1,7 @@
-//! Does the Python package save what torch saves, and does a job with it survive what a job without it survives?
+//! Does the Python package save the same as torch, and does a job with it survive the same faults as one without it?
 //!
-//! This suite owns the mount, the daemons that are killed, and that plain torch loads what lies in Tier-3. The package's own tests
-//! (`tools/python/tests`) compare the files.
+//! Owns: the mount, the daemons that are killed, and that plain torch loads the files in Tier-3. Does not own: comparing the files
+//! (the package's own tests, `tools/python/tests`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,9 +12,9 @@ use tidemark_tests::daemon::{Daemon, DaemonOptions};
 use tidemark_tests::machine;
 use tidemark_tests::python::{ACCELERATE_ENV, Python, hashes};
 
-/// Checkpoints complete soon, since the tests wait for some.
+/// Configuration with which checkpoints complete soon, since the tests wait for some.
 const CONFIG: &str = "[save]\nsettle_s = 0.5\n[tier3]\npaced = false\n";
-/// A daemon that is killed serves again within some tens of milliseconds.
+/// Limit until a killed daemon serves again, which takes some tens of milliseconds.
 const SERVED_AGAIN: Duration = Duration::from_secs(30);
 
 fn root() -> PathBuf {
@@ -73,7 +73,7 @@ fn saves_go_on_while_daemons_are_killed_and_plain_torch_loads_them_from_tier_3()
     let saved = hashes(&printed, "save");
 
     daemon.flush();
-    // A version that a kill has left behind may have a copy still: the name shows the newest.
+    // A version that a kill left behind may still have a copy. The name shows the newest.
     let newest: BTreeMap<_, _> = files(&daemon.tier3_dir())
         .into_iter()
         .map(|path| (path.file_name().map(ToOwned::to_owned), path))
@@ -86,7 +86,7 @@ fn saves_go_on_while_daemons_are_killed_and_plain_torch_loads_them_from_tier_3()
     assert_eq!(hashes(&printed, "load"), saved);
 }
 
-/// The files below a folder that are called as the script calls them, those of newer versions last.
+/// Returns the files below a folder that have the script's names, those of newer versions last.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = vec![];
     for entry in
