@@ -1,6 +1,6 @@
-//! Verdicts of the content readers on files that their packages wrote: no whole file is called broken, and broken files are found.
+//! Verdicts of the content readers on files that packages wrote: no whole file is called broken, and broken files are found.
 //!
-//! Owns: the comparison. Does not own: how a file is written, and how a save is broken off (`content_files.py`, and the scripts of
+//! Owns: the comparison. Does not own: writing a file, and breaking off a save (`content_files.py`, and the scripts of
 //! `packages`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,17 +14,17 @@ use tidemark_tests::machine;
 
 use crate::{environment, script};
 
-/// Random places where each file of the corpus is cut.
+/// Number of random places at which each file of the corpus is cut.
 const CUTS: u64 = 200;
-/// The same for each file that a package saved while it trained; `--long` takes [`CUTS`].
+/// Number of cuts of each file that a package saved while it trained. `--long` takes [`CUTS`].
 const CUTS_OF_A_SAVE: u64 = 5;
-/// Until here a format may need to be recognised: the longest header before the first sure sign is that of tar.
+/// Bytes that may be needed to recognise a format. The longest header before the first sure sign is tar's.
 const BEGINNING_BYTES: u64 = 512;
-/// Seed of the cuts; without it one is drawn, and shown.
+/// Variable with the seed of the cuts. Without it, a seed is drawn and shown.
 const SEED_ENV: &str = "TIDEMARK_CONTENT_SEED";
 
 fn judged(bytes: &[u8]) -> Judgement {
-    // Time is not what is asked here, and a machine may be busy.
+    // The reader's clock stands still, because time is no subject here and a machine may be busy.
     judge(&bytes, bytes.len() as u64, &Limits::default(), &|| Duration::ZERO)
 }
 
@@ -50,10 +50,10 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The verdicts on some files.
+/// Verdicts on some files.
 #[derive(Default)]
 pub(crate) struct Said {
-    /// By format: files, those that are whole, cuts that were found.
+    /// Numbers by format: files, whole files, and cuts that were found.
     formats: BTreeMap<Option<Format>, [u64; 3]>,
 }
 
@@ -68,7 +68,7 @@ impl fmt::Display for Said {
 }
 
 impl Said {
-    /// Judges a file as it is and cut.
+    /// Judges a file as it is, and cut at random places.
     fn of(&mut self, path: &Path, cuts: u64, dice: &mut Dice) -> Judgement {
         let bytes = fs::read(path).expect("a file of the test");
         let found = judged(&bytes);
@@ -79,7 +79,7 @@ impl Said {
         if found.verdict != Verdict::Whole {
             return found;
         }
-        // Zeros end a tar file, more than it needs; a cut among them takes nothing away.
+        // A tar file ends with more zeros than it needs, and a cut among them loses nothing.
         let filled = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1);
         for _ in 0..cuts {
             let end = dice.within(0..bytes.len() as u64);
@@ -90,7 +90,7 @@ impl Said {
                 continue;
             }
             assert_ne!(cut.verdict, Verdict::Whole, "{}", shown());
-            // Between two members a tar file could have ended.
+            // A tar file may end between two members.
             let may_end = found.format == Some(Format::Tar) && end.is_multiple_of(BEGINNING_BYTES);
             if end >= BEGINNING_BYTES && !may_end {
                 assert_eq!(cut.verdict, Verdict::Broken, "{}", shown());
@@ -101,7 +101,7 @@ impl Said {
     }
 }
 
-/// Judges all files that a package saved: none is broken, and a whole file is no longer whole when it is cut.
+/// Judges all files that a package saved. None may be broken, and a whole file must no longer be whole when it is cut.
 pub(crate) fn of_saves(directory: &Path, dice: &mut Dice) -> Said {
     let cuts = if machine::long() { CUTS } else { CUTS_OF_A_SAVE };
     let mut said = Said::default();
@@ -142,7 +142,7 @@ fn whole_files_are_not_broken_and_what_was_broken_off_is_found() {
         assert_eq!(found.verdict, Verdict::Broken, "{}: {}", path.display(), found.reason);
         println!("{}: {}", path.display(), found.reason);
     }
-    // Losses that these formats cannot reveal.
+    // The formats of these files cannot reveal such losses.
     for path in files(&scratch.path().join("fewer")) {
         let found = judged(&fs::read(&path).expect("a file of the test"));
         assert_eq!(found.verdict, Verdict::Whole, "{}: {}", path.display(), found.reason);

@@ -1,5 +1,5 @@
-//! A model of GPT-2's size: trained, saved two ways, killed, and loaded bit for bit from memory, from Tier-3 after
-//! a restart with empty memory, and from a plain copy without Tidemark.
+//! A model of GPT-2's size is trained, saved in two ways, and killed. Then it is loaded bit for bit from memory, from
+//! Tier-3 after a restart with empty memory, and from a plain copy without Tidemark.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use tidemark_tests::{machine, tier3};
 
 use crate::{below, config, environment, restart_empty, script};
 
-/// Two checkpoints of 1.5 GB, and room for what grows while they are written.
+/// Budget for two checkpoints of 1.5 GB, and for files that grow while they are written.
 const TIER1: &str = "5GiB";
 const SHARDED: &str = "runs/gpt2/step-2";
 const WHOLE: &str = "runs/gpt2/full/step-2.pt";
@@ -29,7 +29,7 @@ fn gpt2_comes_back_bit_for_bit_from_a_directory() {
     loads(&python, &below(&daemon, "runs/gpt2"), &saved);
     from_tier3(&mut daemon, &python, &saved);
 
-    // Without Tidemark: the attempts' directories, copied with cp while no daemon runs.
+    // For loads without Tidemark, cp copies the attempts' directories while no daemon runs.
     let tier3 = daemon.tier3_dir();
     let run = daemon.scratch("plain");
     daemon.stop();
@@ -45,7 +45,7 @@ fn gpt2_comes_back_bit_for_bit_from_s3() {
     let server = S3Server::start(S3Options::default()).expect("a server on a free port");
     let mut daemon = start(Some(server.url("ckpt")), server.env());
     let saved = train_and_kill(&daemon, &python);
-    // Memory is the same whatever Tier-3 is: the test of a directory loads from it, and this one with `--long`.
+    // Loads from memory do not depend on Tier-3. The test with a directory does them, and this one only with `--long`.
     if machine::long() {
         loads(&python, &below(&daemon, "runs/gpt2"), &saved);
     }
@@ -96,7 +96,7 @@ fn loads_alone(python: &Python, run: &str, saved: &Saved) {
     }
 }
 
-/// The directory of the one committed attempt.
+/// Returns the directory of the one committed attempt.
 fn attempt(tier3: &Path, path: &str) -> PathBuf {
     let commits = tier3::commits(tier3, path);
     assert_eq!(commits.len(), 1, "{path} is committed once: {commits:?}");

@@ -1,6 +1,6 @@
-//! torch saves while the daemon dies, again and again: the trainer notices nothing.
+//! torch saves while the daemon dies again and again, and the trainer notices nothing.
 //!
-//! Owns: when the daemon is killed, and that a save was under way. Does not own: kills under a denser load (`survive`).
+//! Owns: the moments of the kills, and the proof that a save was under way. Does not own: kills under a denser load (`survive`).
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tidemark_tests::python::{Ranks, hashes};
 
 use crate::{below, daemon, environment, script};
 
-/// Kills that found torch in the middle of a save, and as many more as it takes.
+/// Kills that must hit torch in the middle of a save. Other kills do not count.
 const KILLS: u32 = 12;
 const TRIES_MAX: u32 = 200;
 const PROGRESS_LIMIT: Duration = Duration::from_secs(60);
@@ -49,7 +49,7 @@ fn a_daemon_that_dies_while_torch_saves_is_not_noticed() {
     assert!(committed >= 2, "{:#?}", daemon.checkpoints());
 }
 
-/// Kills the daemon at another moment each time. True: torch was in one save before the kill and after it.
+/// Kills the daemon, at another moment each time. Returns whether torch was in the same save before and after the kill.
 fn killed_in_a_save(daemon: &Daemon, trainer: &Ranks, turn: u32) -> bool {
     std::thread::sleep(Duration::from_millis(u64::from(turn * 37 % 230)));
     let saving = || {
@@ -73,7 +73,7 @@ fn killed_in_a_save(daemon: &Daemon, trainer: &Ranks, turn: u32) -> bool {
     counts
 }
 
-/// The number behind the last line that begins so.
+/// Returns the number behind the last line that begins with `begins`.
 fn last_word(printed: &str, begins: &str) -> Option<u64> {
     printed.lines().rev().find_map(|line| line.strip_prefix(begins)?.parse().ok())
 }

@@ -1,7 +1,7 @@
-//! Do unmodified frameworks save, die and resume? Real torch on the CPU, two gloo ranks, a real mount.
+//! Do unmodified frameworks save, die and resume? The tests use real torch on the CPU, two gloo ranks, and a real mount.
 //!
-//! The scripts beside this file know nothing of Tidemark: they take a path and print hashes. Owns: when the
-//! daemon is stopped, and the comparison of what was saved with what is loaded.
+//! The scripts beside this file know nothing of Tidemark: they take a path and print hashes. Owns: the moments at which
+//! the daemon is stopped, and the comparison of saved and loaded states.
 
 mod content;
 mod gpt2;
@@ -17,7 +17,7 @@ use tidemark_tests::daemon::{Daemon, DaemonOptions};
 use tidemark_tests::machine;
 use tidemark_tests::python::Python;
 
-/// Short, so that a test can wait for many times of it.
+/// Settle time, short, so that a test can wait for many times of it.
 const SETTLE_S: f64 = 0.5;
 
 /// Returns the environment that every test here needs; `None` when the test was left out.
@@ -29,7 +29,7 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("frameworks").join(name)
 }
 
-/// A daemon in passthrough with a short `settle` and a drain that does not pace itself.
+/// Starts a daemon in passthrough mode with a short settle time and a drain that does not pace itself.
 fn daemon(tier1: &str) -> Daemon {
     daemon_with(tier1, config())
 }
@@ -45,7 +45,7 @@ fn config() -> String {
     format!("[save]\nsettle_s = {SETTLE_S}\n[tier3]\npaced = false\n")
 }
 
-/// A path below the mount as text.
+/// Returns a path below the mount as text.
 fn below(daemon: &Daemon, path: &str) -> String {
     daemon.mount().join(path).to_str().expect("paths of tests are UTF-8").to_owned()
 }

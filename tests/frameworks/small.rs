@@ -1,4 +1,4 @@
-//! Small states: each way of saving is loaded from memory and, after a restart with empty memory, from Tier-3.
+//! Small states: saves of each kind are loaded from memory and, after a restart with empty memory, from Tier-3.
 
 use tidemark_tests::python::{Hashes, Python, hashes};
 

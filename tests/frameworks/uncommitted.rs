@@ -1,8 +1,8 @@
-//! Saves that must stay uncommitted however long they are quiet: no index, a shard missing, a rank killed in
+//! Saves that must stay uncommitted however long they are quiet: a missing index or shard, a rank killed in
 //! mid-write, a closed file that is still mapped writable.
 //!
-//! Each test then saves a whole checkpoint beside it, and waits until that is committed: so the daemon had its
-//! time.
+//! Each test then saves a whole checkpoint beside it, and waits until that is committed, so that the daemon had
+//! enough time.
 
 use std::fs;
 use std::thread::sleep;
@@ -14,7 +14,7 @@ use tidemark_tests::tier3;
 
 use crate::{SETTLE_S, below, daemon, environment, script};
 
-/// Many times `settle`: quiescence alone has had every chance.
+/// Many times the settle time, after which quiet files would have been committed if quiet alone sufficed.
 const QUIET: Duration = Duration::from_millis(12 * 500);
 const WHOLE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -26,7 +26,7 @@ fn a_distributed_checkpoint_without_its_index_stays_uncommitted() {
     ranks.wait_for_rank(0, "STALLED");
     assert_eq!(shards(&daemon, "dcp/step-1"), ["__0_0.distcp", "__1_0.distcp"]);
     stays_uncommitted(&daemon, &python, "dcp/step-1");
-    // The death of its writers makes it no more complete.
+    // The death of its writers does not complete the save.
     ranks.kill9();
     stays_uncommitted(&daemon, &python, "dcp/step-1");
     flush_says_no(&daemon, "dcp/step-1");
@@ -39,7 +39,7 @@ fn a_distributed_checkpoint_with_a_shard_missing_stays_uncommitted() {
     let aside = daemon.scratch("aside").join("step-1");
     python.run_ranks(2, &script("dcp.py"), &["save", aside.to_str().unwrap(), "1"]);
 
-    // The framework's own order: shards first, the index under a temporary name, then renamed.
+    // In the framework's own order, shards come first, then the index under a temporary name, and its rename.
     let missing = daemon.mount().join("dcp/step-1");
     fs::create_dir_all(&missing).unwrap();
     fs::copy(aside.join("__0_0.distcp"), missing.join("__0_0.distcp")).unwrap();
@@ -77,8 +77,8 @@ fn a_closed_file_that_is_mapped_writable_is_committed_only_when_it_is_let_go() {
     assert_eq!(tier3::commits(&daemon.tier3_dir(), "mapped/step-1.pt").len(), 1);
 }
 
-/// Waits for `QUIET`, and until something whole that was saved later is committed; then looks at both the daemon's
-/// word and Tier-3.
+/// Waits for `QUIET`, and until a whole checkpoint that was saved later is committed. Then checks both the daemon's
+/// report and Tier-3.
 fn stays_uncommitted(daemon: &Daemon, python: &Python, path: &str) {
     assert!(QUIET.as_secs_f64() > 10.0 * SETTLE_S, "quiescence alone had no chance");
     let whole = format!("whole-{}.pt", path.replace('/', "-"));
@@ -101,7 +101,7 @@ fn stays_uncommitted(daemon: &Daemon, python: &Python, path: &str) {
     }
 }
 
-/// `flush --wait` does not make evidence out of nothing: it ends with 1 and names what is not committed.
+/// Checks that `flush --wait` commits nothing without evidence: it ends with 1 and names what is not committed.
 fn flush_says_no(daemon: &Daemon, path: &str) {
     let output = daemon.ctl(&["flush", "--wait", "--timeout", "3"]);
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));

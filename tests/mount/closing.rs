@@ -1,4 +1,4 @@
-//! Closed or cut: who closed a file, as the kernel tells it at FLUSH.
+//! Closed or cut: the process that closed a file, as the kernel reports it at FLUSH.
 
 use crate::site::Site;
 use std::fs;

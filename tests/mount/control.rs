@@ -47,7 +47,7 @@ fn the_control_directory_cannot_be_changed() {
     assert_eq!(errno(fs::remove_file(site.path(".tidemark/status"))), Some(libc::EROFS));
     let write = OpenOptions::new().write(true).open(site.path(".tidemark/status"));
     assert_eq!(errno(write.map(|_| ())), Some(libc::EROFS));
-    // Elsewhere the name is like any other.
+    // In other directories, the name is like any other.
     fs::create_dir(site.path("d/.tidemark")).unwrap();
     fs::remove_dir(site.path("d/.tidemark")).unwrap();
 }
@@ -96,7 +96,7 @@ fn a_dead_mount_is_removed_first() {
     let Some(site) = Site::usual() else { return };
     let at = site.outside("dead");
     fs::create_dir(&at).unwrap();
-    // Mounted by a descriptor that is closed at once: every access is answered ENOTCONN.
+    // The mount's descriptor is closed at once, so every access fails with ENOTCONN.
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
     let options =
         format!("fd={},rootmode=40000,user_id=0,group_id=0", std::os::fd::AsRawFd::as_raw_fd(&device));

@@ -1,4 +1,4 @@
-//! Bytes: writing, reading, mapping, truncating, appending; and that the daemon is not asked for them.
+//! Bytes: writing, reading, mapping, truncating and appending them, without requests to the daemon.
 
 use crate::site::{Site, pattern};
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -29,7 +29,7 @@ fn a_save_and_a_load_send_no_read_and_no_write() {
     assert!(asked.get(Opcode::GetXattr) <= opens, "more than one GETXATTR per open: {asked:?}");
 }
 
-/// A program waits for each answer, however busy the processors are: who gives them is not kept waiting for them.
+/// A program waits for each answer, so the threads that answer must run soon, however busy the processors are.
 #[test]
 fn requests_are_answered_by_threads_that_run_soon() {
     let Some(site) = Site::passthrough() else { return };
@@ -40,7 +40,7 @@ fn requests_are_answered_by_threads_that_run_soon() {
         slice_ns(0)
     });
     let soon = soon.join().unwrap();
-    // Before Linux 6.12 threads have no slices of their own.
+    // Before Linux 6.12, threads have no slices of their own.
     assert!(soon < usual || usual == 0, "{soon}, usually {usual}");
     let answering: Vec<_> = fs::read_dir("/proc/self/task")
         .unwrap()
@@ -55,7 +55,7 @@ fn requests_are_answered_by_threads_that_run_soon() {
 /// Returns a thread's slice, `sched_runtime` of sched_getattr(2), in nanoseconds; thread 0 is the caller.
 fn slice_ns(thread: i32) -> u64 {
     let mut attributes = [0_u64; 6];
-    // SAFETY: the call writes at most as many bytes as it is told, which are there.
+    // SAFETY: the call writes at most as many bytes as its size argument says, for which there is room.
     let answer = unsafe {
         libc::syscall(libc::SYS_sched_getattr, thread, attributes.as_mut_ptr(), size_of_val(&attributes), 0)
     };
@@ -158,7 +158,7 @@ fn shared_stores_are_seen_by_reads_and_outlive_the_descriptor() {
     let Some(site) = Site::passthrough() else { return };
     fs::write(site.path("f"), vec![0u8; 1 << 20]).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(site.path("f")).unwrap();
-    // SAFETY: nobody truncates the file while it is mapped.
+    // SAFETY: no program truncates the file while it is mapped.
     let mut map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
     drop(file);
     map[777_777] = 42;
@@ -176,7 +176,7 @@ fn private_stores_stay_private() {
     let Some(site) = Site::usual() else { return };
     fs::write(site.path("f"), pattern(100_000, 1)).unwrap();
     let file = File::open(site.path("f")).unwrap();
-    // SAFETY: nobody truncates the file while it is mapped.
+    // SAFETY: no program truncates the file while it is mapped.
     let mut map = unsafe { memmap2::MmapOptions::new().map_copy(&file) }.unwrap();
     assert!(map[..] == pattern(100_000, 1));
     map[50_000] ^= 0xff;

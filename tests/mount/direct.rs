@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 const BLOCK: usize = 1 << 20;
 const BLOCKS: usize = 16;
 
-/// include/uapi/linux/aio_abi.h, `struct iocb` on little-endian machines.
+/// `struct iocb` of include/uapi/linux/aio_abi.h, on little-endian machines.
 #[repr(C)]
 #[derive(Default, Clone, Copy)]
 struct Iocb {

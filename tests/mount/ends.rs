@@ -1,6 +1,6 @@
-//! Every way in which a process ends or lets go of a file, and what FLUSH makes of it: closed or cut.
+//! Every way in which a process ends or gives up a file, and the result at FLUSH: closed or cut.
 //!
-//! Owns: the ways. Does not own: what a cut file is good for afterwards (`closing`, and the suites with daemons).
+//! Owns: the ways. Does not own: the use of a cut file afterwards (`closing`, and the suites with daemons).
 
 use crate::closing::shell;
 use crate::site::Site;
@@ -15,7 +15,7 @@ use tidemark_namespace::FileState;
 use tidemark_tests::cgroup::Cgroup;
 use tidemark_tests::process;
 
-/// Filling 32 MiB takes no time; a machine that swaps or is busy gets some.
+/// Limit of filling 32 MiB, which is quick unless the machine swaps or is busy.
 const OOM_LIMIT: Duration = Duration::from_secs(60);
 
 fn python(site: &Site, script: &str) {
@@ -23,10 +23,10 @@ fn python(site: &Site, script: &str) {
     println!("{script}: {status}");
 }
 
-/// A program that has written part of `f` and waits to be ended.
+/// Starts a program that has written part of `f` and waits for its end.
 fn holder(site: &Site) -> Child {
     let mut child = Command::new("sh")
-        // `read` is the shell's own: a child of it would share the descriptor.
+        // `read` is a builtin of the shell, because a child would share the descriptor.
         .args(["-c", "exec 3>f; printf part >&3; echo; read never"])
         .current_dir(site.path(""))
         .stdin(Stdio::piped())
@@ -51,7 +51,7 @@ fn the_default_action_of_a_signal_leaves_a_cut_file() {
     }
 }
 
-/// A program that takes a signal and then closes has closed.
+/// If a program handles a signal and then closes, the file is closed.
 #[test]
 fn a_signal_that_is_handled_is_not_a_cut() {
     let Some(site) = Site::passthrough() else { return };
@@ -59,7 +59,7 @@ fn a_signal_that_is_handled_is_not_a_cut() {
     assert_eq!(site.state_after_close("f"), FileState::Closed);
 }
 
-/// S-cut: "or exit without close", whatever runs or does not run at exit.
+/// S-cut: "or exit without close", whichever handlers run at exit.
 #[test]
 fn every_exit_without_close_leaves_a_cut_file() {
     let Some(site) = Site::passthrough() else { return };
@@ -70,7 +70,7 @@ fn every_exit_without_close_leaves_a_cut_file() {
     }
 }
 
-/// exit_group(2) by one thread ends the others wherever they are.
+/// exit_group(2) by one thread ends all other threads, in any call.
 #[test]
 fn one_thread_that_exits_cuts_the_file_that_another_writes() {
     let Some(site) = Site::passthrough() else { return };
@@ -88,7 +88,7 @@ os._exit(0)",
     );
     assert_eq!(site.state_after_close("f"), FileState::Cut);
     assert!(fs::metadata(site.path("f")).unwrap().len() >= 65536, "what was written is kept");
-    // A thread that ends by itself closes nothing either: the program goes on and closes.
+    // A thread that ends by itself closes no file. The program goes on and closes it.
     python(
         &site,
         "import os, threading
@@ -102,7 +102,7 @@ os._exit(0)",
     assert_eq!(site.state_after_close("g"), FileState::Closed);
 }
 
-/// The file is closed by a thread that is not the program's first one, and by one whose first thread has ended.
+/// A thread that is not the program's first one closes the file, once also after the first thread has ended.
 #[test]
 fn any_thread_of_a_program_may_close() {
     let Some(site) = Site::passthrough() else { return };
@@ -124,7 +124,7 @@ os._exit(0)",
 fn of_forked_writers_the_last_one_decides() {
     let Some(site) = Site::passthrough() else { return };
     let cases = [
-        // The parent closes first and the child is killed last, or closes last.
+        // The parent closes first. The child is killed last, or closes last.
         ("parent-then-killed", "os.close(f); tell(); wait()", "ask(); die()", FileState::Cut),
         (
             "parent-then-closed",
@@ -135,7 +135,7 @@ fn of_forked_writers_the_last_one_decides() {
         // The parent is killed first, or is killed last.
         ("killed-then-closed", "tell(); die()", "orphan(); os.close(f); os._exit(0)", FileState::Closed),
         ("closed-then-killed", "wait(); die()", "os.close(f); os._exit(0)", FileState::Cut),
-        // The child exits without a close of its own: the parent still has the file, and closes it.
+        // The child exits without a close of its own. The parent still has the file, and closes it.
         ("exited-then-closed", "wait(); os.close(f); os._exit(0)", "os._exit(0)", FileState::Closed),
     ];
     for (name, parent, child, expected) in cases {
@@ -209,7 +209,7 @@ while True:
     assert_eq!(fs::read(site.path("f")).unwrap(), b"part");
 }
 
-/// A writer in a pid namespace below ours has a pid here too, so its end is told apart like any other.
+/// A writer in a pid namespace below the daemon's has a pid there too, so its end is distinguished like any other.
 #[test]
 fn a_writer_in_a_container_is_seen() {
     let Some(site) = Site::passthrough() else { return };
@@ -218,25 +218,25 @@ fn a_writer_in_a_container_is_seen() {
         command.args(["--pid", "--fork", "--kill-child", "sh", "-c", script]).current_dir(site.path(""));
         process::run(&mut command, OOM_LIMIT)
     };
-    // A shell below the namespace's first process: that one cannot kill itself.
+    // The shell runs below the namespace's first process, which cannot kill itself.
     inside("sh -c 'exec 3>f; printf part >&3; kill -KILL $$'; exit 0");
     assert_eq!(site.state_after_close("f"), FileState::Cut);
     inside("exec 3>g; printf whole >&3; exec 3>&-");
     assert_eq!(site.state_after_close("g"), FileState::Closed);
-    // The first process takes the others with it when it ends.
+    // When the first process ends, all other processes of the namespace end with it.
     inside(
         "sh -c 'exec 3>h; printf part >&3; echo >ready; sleep 60' & while ! [ -e ready ]; do sleep 0.01; done; exit 0",
     );
     assert_eq!(site.state_after_close("h"), FileState::Cut);
 }
 
-/// Names the directory through which the serving half of the next test is asked to serve.
+/// Variable with the directory that the serving half of the next test shall serve.
 const SERVE_ENV: &str = "TIDEMARK_TEST_SERVES_IN_A_PID_NAMESPACE";
 
 /// S-cut: "A process in a pid namespace that the daemon cannot see is believed to have closed its files."
 ///
-/// The daemon's side runs in a pid namespace of its own, where nobody outside has a pid: it is this same test, started
-/// again.
+/// The daemon's side is this same test, started again in a pid namespace of its own, where no process outside has a
+/// pid.
 #[test]
 fn a_writer_that_the_daemon_cannot_see_is_believed() {
     if std::env::var_os(SERVE_ENV).is_some() {
@@ -256,7 +256,7 @@ fn a_writer_that_the_daemon_cannot_see_is_believed() {
     let mut server = command.spawn().unwrap();
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
     let mut told = |word: &str| {
-        // The test harness of the other half prints lines of its own, and begins one that it does not end.
+        // The test harness of the other half prints lines of its own, the last of them unfinished.
         let mut found =
             lines.by_ref().find_map(|line| line.unwrap().split_once(word).map(|(_, rest)| rest.to_owned()));
         found.take().unwrap_or_else(|| panic!("the serving half ended without saying `{word}`"))
@@ -276,7 +276,7 @@ fn a_writer_that_the_daemon_cannot_see_is_believed() {
     assert!(server.wait().unwrap().success());
 }
 
-/// Serves a mount, and says the state of each file that is named on the standard input, until that ends.
+/// Serves a mount, and prints the state of each file named on the standard input, until that input ends.
 fn serve_for_a_writer_outside() {
     let site = Site::passthrough().expect("the other half has seen that it works here");
     println!("serves: {}", site.path("").display());

@@ -1,4 +1,4 @@
-//! FALLBACK: the same promises where every read and write comes to the daemon.
+//! FALLBACK: the same promises if every read and write comes to the daemon.
 
 use crate::direct::write_with_libaio;
 use crate::site::{Site, kernel, pattern};
@@ -32,7 +32,7 @@ fn fallback_reads_and_sizes_follow_every_acknowledged_write() {
     let reader = File::open(site.path("f")).unwrap();
     for round in 0..200u8 {
         let bytes = pattern(1 << 20, round);
-        // Half overlaps what the round before wrote.
+        // Half of the bytes overlap the previous round's.
         let offset = u64::from(round) << 19;
         file.write_all_at(&bytes, offset).unwrap();
         assert_eq!(fs::metadata(site.path("f")).unwrap().len(), offset + (1 << 20));
@@ -68,11 +68,11 @@ fn fallback_maps_shared_and_private() {
     fs::write(site.path("f"), pattern(1 << 20, 1)).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(site.path("f")).unwrap();
     if kernel() < (6, 6) {
-        // SAFETY: it is refused.
+        // SAFETY: the kernel refuses the mapping.
         let refused = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::ENODEV));
         let reader = File::open(site.path("f")).unwrap();
-        // SAFETY: nobody truncates the file while it is mapped.
+        // SAFETY: no program truncates the file while it is mapped.
         let shared = unsafe { memmap2::Mmap::map(&reader) }.unwrap();
         assert!(shared[..] == pattern(1 << 20, 1));
         // S-read: a mapping is a reader too.
@@ -80,7 +80,7 @@ fn fallback_maps_shared_and_private() {
         assert!(shared[..] == pattern(1 << 20, 2));
         return;
     }
-    // SAFETY: nobody truncates the file while it is mapped.
+    // SAFETY: no program truncates the file while it is mapped.
     let mut shared = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
     assert!(shared[..] == pattern(1 << 20, 1));
     shared[4097] = 99;

@@ -27,7 +27,7 @@ fn times_are_exact_to_the_nanosecond_for_files_and_directories() {
     }
 }
 
-/// S-times: what utimensat set while the file was open stays over its close.
+/// S-times: a time that utimensat set while the file was open stays after its close.
 #[test]
 fn a_time_set_before_close_survives_it() {
     let Some(site) = Site::usual() else { return };
@@ -40,7 +40,7 @@ fn a_time_set_before_close_survives_it() {
     assert_eq!(fs::metadata(site.path("f")).unwrap().modified().unwrap(), time);
 }
 
-/// S-times: "what it set stays until the next change", and not beyond: all of this happens within a tick of the kernel's clock or two.
+/// S-times: "what it set stays until the next change", and not longer. All changes come within a tick or two of the kernel's clock.
 #[test]
 fn a_write_moves_the_time_that_was_set_while_the_file_was_open() {
     type Change = fn(&File, &Path);
@@ -69,7 +69,7 @@ fn a_write_moves_the_time_that_was_set_while_the_file_was_open() {
             change(&file, &path);
             let moved = shown();
             assert!(moved != time && moved.elapsed().is_ok_and(|ago| ago < PATIENCE), "{what}: {moved:?}");
-            // A time that is set after it stays, over the close too; and a writer that opens it then moves it again.
+            // A time that is set afterwards stays, also after the close. A write by the next opener moves it again.
             file.set_modified(time).unwrap();
             drop(file);
             site.state_after_close(format!("f{number}"));
@@ -172,7 +172,7 @@ fn user_attributes_are_kept_listed_and_removed() {
     rustix::fs::removexattr(&path, "user.note").unwrap();
     let gone = rustix::fs::getxattr(&path, "user.note", &mut buffer[..]).unwrap_err();
     assert_eq!(gone, rustix::io::Errno::NODATA);
-    // The tree that Tier-3 keeps has none for symlinks, because there are none.
+    // Symlinks have no such attributes, so the tree in Tier-3 has none for them.
     std::os::unix::fs::symlink("f", site.path("link")).unwrap();
     let on_link = rustix::fs::lsetxattr(site.path("link"), "user.note", b"x", XattrFlags::empty());
     assert_eq!(on_link.unwrap_err(), rustix::io::Errno::PERM);

@@ -1,10 +1,10 @@
-//! Does a real kernel see what `fuse/SEMANTICS.md` says?
+//! Does a real kernel see the behaviour that `fuse/SEMANTICS.md` promises?
 //!
-//! Owns: the mount suite. Each test quotes the mark of the paragraph it holds the code to. Does not own: what is
-//! behind the mount: an in-process namespace over a real Tier-1, without a daemon.
+//! Owns: the mount suite. Each test quotes the mark of the paragraph that it checks. Does not own: the mount's back end,
+//! which is an in-process namespace over a real Tier-1, without a daemon.
 //!
-//! Needs root and `/dev/fuse`; without them each test says so and passes. On a kernel from 6.9 on, tests that do not name
-//! FALLBACK insist on passthrough, unless TIDEMARK_MOUNT_FALLBACK is set: then all but four, which are of
+//! The suite needs root and `/dev/fuse`. Without them, each test prints so and passes. On a kernel from 6.9 on, tests
+//! that do not name FALLBACK insist on passthrough. If TIDEMARK_MOUNT_FALLBACK is set, all but four, which are of
 //! passthrough alone, run in FALLBACK.
 
 #![expect(

@@ -23,7 +23,7 @@ fn overwriting_a_sealed_file_leaves_open_files_and_mappings_their_bytes() {
     let mut reader = File::open(site.path("ckpt")).unwrap();
     // SAFETY: the file is sealed, and sealed bytes are never truncated.
     let map = unsafe { memmap2::Mmap::map(&reader) }.unwrap();
-    // The kernel is answered ESTALE once and tries again; `write` must see none of it.
+    // The kernel gets ESTALE once and tries again, unseen by `write`.
     fs::write(site.path("ckpt"), b"new").unwrap();
     assert_eq!(fs::read(site.path("ckpt")).unwrap(), b"new");
     assert_eq!(fs::metadata(site.path("ckpt")).unwrap().ino(), ino);
@@ -45,7 +45,7 @@ fn every_name_of_an_overwritten_file_has_the_new_bytes() {
         fs::hard_link(&a, &b).unwrap();
         let nodes = site.namespace.room().statfs().nodes;
         let mut reader = File::open(&a).unwrap();
-        // From now on the kernel believes this name for a second.
+        // From now on, the kernel trusts this name for a second.
         assert_eq!(fs::metadata(&a).unwrap().nlink(), 2);
         fs::write(&b, b"new").unwrap();
         for name in [&a, &b] {
@@ -72,7 +72,7 @@ fn an_open_without_a_name_truncates_the_file_where_it_is() {
         let pin = site.namespace.seals().pin_seal(site.view("f").file, seal).unwrap();
         let upload = std::thread::spawn(move || {
             let pin = pin;
-            // As long as an upload reads it, it stays.
+            // The file stays as it is while an upload reads it.
             std::thread::sleep(Duration::from_millis(50));
             assert_eq!(pin.backing.stat().unwrap().size_bytes, 300_000);
         });
@@ -83,7 +83,7 @@ fn an_open_without_a_name_truncates_the_file_where_it_is() {
         writer.write_all(b"new").unwrap();
         assert_eq!(fs::read(site.path("f")).unwrap(), b"new");
         drop(writer);
-        // truncate(2) is another way to the same.
+        // truncate(2) has the same effect.
         site.seal("f");
         let path = CString::new(again).unwrap();
         // SAFETY: truncate(2) reads one string that ends with a zero, which lives until the call returns.
@@ -138,14 +138,14 @@ fn a_lock_excludes_who_opens_with_truncation() {
         assert_eq!(lock(&other), Err(rustix::io::Errno::WOULDBLOCK));
         drop(holder);
         lock(&other).unwrap();
-        // An empty file has no bytes that would have to be kept: there the order does not matter.
+        // For an empty file, which has no bytes to keep, the order does not matter.
         let (holder, other) = (shared("empty"), anew("empty"));
         lock(&holder).unwrap();
         assert_eq!(lock(&other), Err(rustix::io::Errno::WOULDBLOCK));
     }
 }
 
-/// S-trunc with no file open: a new backing file behind the same inode.
+/// S-trunc, without an open file: the same inode gets a new backing file.
 #[test]
 fn a_sealed_file_can_be_overwritten_again_and_again() {
     let Some(site) = Site::usual() else { return };
@@ -176,7 +176,7 @@ fn a_file_mapped_for_writing_is_not_sealed_until_it_is_unmapped() {
     let Some(site) = Site::passthrough() else { return };
     fs::write(site.path("f"), vec![0; 100_000]).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(site.path("f")).unwrap();
-    // SAFETY: nobody truncates the file while it is mapped.
+    // SAFETY: no program truncates the file while it is mapped.
     let mut map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
     drop(file);
     assert_eq!(site.state_after_close("f"), FileState::Closed);

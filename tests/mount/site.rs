@@ -1,6 +1,6 @@
-//! A mount for one test, taken away however the test ends.
+//! A mount for one test, removed however the test ends.
 //!
-//! Owns: [`Site`], and when a test is left out. Does not own: any check.
+//! Owns: [`Site`], and the choice of tests that are left out. Does not own: any check.
 
 use std::env;
 use std::os::unix::ffi::OsStrExt;
@@ -13,12 +13,12 @@ use tidemark_namespace::{ColdFile, FileState, FileView, FsError, Namespace, Name
 use tidemark_protocol::id::Incarnation;
 use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
 
-/// Set: tests of what both paths promise run in FALLBACK. The guest suite sets it.
+/// Variable that makes tests of both modes' promises run in FALLBACK. The guest suite sets it.
 const FALLBACK_ENV: &str = "TIDEMARK_MOUNT_FALLBACK";
 const TIER1_BYTES: u64 = 512 << 20;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The daemon's side: a file `status` that counts how often it was rendered.
+/// The daemon's side, with a control file `status` that counts how often it was rendered.
 #[derive(Default)]
 pub(crate) struct Daemon {
     renders: AtomicUsize,
@@ -54,8 +54,8 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// A mount with passthrough, for what only that promises; `None`, with a line that says why, where this machine
-    /// cannot have one, or [`FALLBACK_ENV`] asks for the other.
+    /// Makes a mount with passthrough, for promises of that mode alone. If this machine cannot have one, or [`FALLBACK_ENV`]
+    /// is set, prints why and returns `None`.
     pub(crate) fn passthrough() -> Option<Self> {
         if env::var_os(FALLBACK_ENV).is_some() {
             println!("left out: this is promised with passthrough only");
@@ -64,12 +64,12 @@ impl Site {
         Self::new(ModeChoice::Passthrough)
     }
 
-    /// A mount that takes the better path the kernel has: with passthrough, unless [`FALLBACK_ENV`] asks for the other.
+    /// Makes a mount in the better mode of this kernel: with passthrough, unless [`FALLBACK_ENV`] is set.
     pub(crate) fn usual() -> Option<Self> {
         if env::var_os(FALLBACK_ENV).is_some() { Self::fallback() } else { Self::passthrough() }
     }
 
-    /// A mount without passthrough.
+    /// Makes a mount without passthrough.
     pub(crate) fn fallback() -> Option<Self> {
         Self::new(ModeChoice::Fallback)
     }
@@ -79,7 +79,7 @@ impl Site {
         [Self::usual, Self::fallback].into_iter().filter_map(|site| site())
     }
 
-    /// The kernel forgets an inode some time after its last use.
+    /// Waits for the number of nodes, because the kernel forgets an inode some time after its last use.
     pub(crate) fn wait_for_nodes(&self, expected: u64) {
         let deadline = Instant::now() + PATIENCE;
         while self.namespace.room().statfs().nodes != expected {
@@ -118,12 +118,12 @@ impl Site {
         }
     }
 
-    /// A path in the mount.
+    /// Returns a path in the mount.
     pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.mounted.path().join(name)
     }
 
-    /// Outside the mount, for what a test needs besides.
+    /// Returns a path outside the mount, for a test's other files.
     pub(crate) fn outside(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -134,7 +134,7 @@ impl Site {
         self.namespace.nodes().view(node).expect("the node is a file")
     }
 
-    /// RELEASE comes some time after close(2) has returned.
+    /// Waits for a file's state after its close, because RELEASE comes some time after close(2) has returned.
     pub(crate) fn state_after_close(&self, name: impl AsRef<Path>) -> FileState {
         let name = name.as_ref();
         let deadline = Instant::now() + PATIENCE;
@@ -148,7 +148,7 @@ impl Site {
         }
     }
 
-    /// Freezes a closed file as the node loop would.
+    /// Seals a closed file as the node loop would.
     pub(crate) fn seal(&self, name: impl AsRef<Path>) {
         let name = name.as_ref();
         assert_eq!(self.state_after_close(name), FileState::Closed);
@@ -162,14 +162,14 @@ impl Site {
     }
 }
 
-/// Major and minor.
+/// Returns the kernel's major and minor version.
 pub(crate) fn kernel() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// Bytes that differ at every page and every repetition.
+/// Returns bytes that differ at every page and every repetition.
 pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|i| u8::try_from((i ^ (i >> 8) ^ (i >> 16)) & 0xff).unwrap().wrapping_add(seed)).collect()
 }

@@ -1,7 +1,7 @@
 //! fsx: random writes, mappings, truncations and holes in one file, every byte compared with a copy in memory.
 //!
-//! Owns: its configuration, the seeds, and that a run did what it was to do. Does not own: the program, which is under
-//! the APSL and only ever run.
+//! Owns: its configuration, the seeds, and the check that a run made all operations. Does not own: the program, which is
+//! under the APSL and only ever run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use tidemark_tests::{machine, process};
 
 use crate::place::Place;
 
-/// Larger than a huge page, so that both kinds of page are in one file.
+/// Configuration with a file larger than a huge page, so that it has both kinds of page.
 const CONFIGURATION: &str = "\
 flen = 4194304
 [opsize]
@@ -35,7 +35,7 @@ sendfile = 2
 posix_fadvise = 1
 copy_file_range = 2
 ";
-/// Every operation of the configuration, as the log names it, with the least number of them in 1,000.
+/// Every operation of the configuration, as the log names it, with its least number in 1,000.
 const OPERATIONS: &[(&str, usize)] = &[
     ("read", 100),
     ("write", 100),
@@ -56,10 +56,10 @@ const LONG_SEEDS: u64 = 10;
 const LONG_OPERATIONS_PER_SEED: usize = 20_000;
 /// Limit for a seed, which takes 2 to 7 seconds, and four times that with `--long`.
 const SEED_LIMIT: Duration = Duration::from_secs(240);
-/// Lines shown of a failed run: its own last operations, and what it found.
+/// Lines shown of a failed run: its own last operations, and the difference.
 const LINES_SHOWN: usize = 400;
 
-/// The program; `None`, and the test left out, where it was not built.
+/// Returns the program's path. If it was not built, returns `None` and leaves the test out.
 pub(crate) fn tool() -> Option<PathBuf> {
     machine::tool("fsx", "posix")
 }
@@ -93,7 +93,7 @@ pub(crate) fn run(tool: &Path, place: &Place) {
     println!("posix: fsx in {}: {seeds} seeds of {operations} operations, every byte right", place.name);
 }
 
-/// How often each operation was done: lines `[INFO  fsx] 12 write 0x…`.
+/// Counts each operation, by the lines `[INFO  fsx] 12 write 0x…`.
 fn count(text: &str) -> BTreeMap<&str, usize> {
     let mut done = BTreeMap::new();
     for line in text.lines().filter_map(|line| line.strip_prefix("[INFO  fsx]")) {

@@ -1,6 +1,6 @@
-//! The list of what does not pass: `known.txt`.
+//! `known.txt`, the list of the cases that do not pass.
 //!
-//! Owns: reading it, and refusing a line without a reason. Does not own: what came out of a run (`pjdfstest`).
+//! Owns: reading it, and refusing a line without a reason. Does not own: the results of a run (`pjdfstest`).
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ impl Mode {
     }
 }
 
-/// The cases that do not pass in a mode, with what comes of each.
+/// Returns the cases that do not pass in a mode, with the outcome of each.
 pub(crate) fn known(mode: Mode) -> BTreeMap<String, Outcome> {
     parse(LIST, mode)
 }

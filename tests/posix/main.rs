@@ -1,12 +1,12 @@
-//! Does the mount pass what other file systems are tested with: pjdfstest (the calls, their errors and times) and fsx
-//! (random changes of one file, every byte compared)?
+//! Does the mount pass the tests of other file systems: pjdfstest (the calls, their errors and times) and fsx (random
+//! changes of one file, every byte compared)?
 //!
 //! Owns: running both in a real daemon's mount, with and without passthrough, and in a disk's directory and a tmpfs
 //! for comparison; one line of counts for each. Does not own: the two tools, which `cargo xtask test` builds and which
-//! are only ever run; what the mount promises beyond them (suite mount).
+//! are only ever run; the mount's further promises (suite mount).
 //!
-//! Both mounts must give exactly what `known.txt` says and otherwise pass everything. The comparison's places belong
-//! to the machine: there only the number of cases that ran is held to.
+//! Both mounts must give exactly the results in `known.txt`, and otherwise pass everything. The comparison's places
+//! belong to the machine, so only the number of cases that ran is checked there.
 
 #![expect(clippy::print_stdout, reason = "the counts are what a person runs this suite for")]
 #![expect(clippy::unwrap_used, reason = "a scenario's own step that fails is a failure of its test")]
@@ -57,7 +57,7 @@ fn fsx_without_passthrough() {
     }
 }
 
-/// The same seeds on file systems that are right: otherwise a failure would be the tool's.
+/// Runs the same seeds on file systems that are right. A failure there would be the tool's.
 #[test]
 fn fsx_on_disk_and_tmpfs() {
     let (Some(tool), Some(tmpfs)) = (fsx::tool(), Place::tmpfs()) else { return };
@@ -66,7 +66,7 @@ fn fsx_on_disk_and_tmpfs() {
     }
 }
 
-/// The same calls in all places, with and without passthrough: no program can tell them apart, but for what SEMANTICS.md says.
+/// Runs the same calls in all places, with and without passthrough. Their results differ only where SEMANTICS.md says so.
 #[test]
 fn the_mount_answers_as_a_disk_and_a_tmpfs_do() {
     let (Some(passthrough), Some(tmpfs)) = (Place::mount(Mode::Passthrough), Place::tmpfs()) else { return };

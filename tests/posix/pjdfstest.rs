@@ -1,4 +1,4 @@
-//! pjdfstest: 398 cases of what POSIX says of names, modes, owners, times and errors.
+//! pjdfstest: 398 cases of POSIX's rules for names, modes, owners, times and errors.
 //!
 //! Owns: its configuration, running it, counting, comparing with the list. Does not own: the list (`known`).
 //!
@@ -19,13 +19,13 @@ use tidemark_tests::{machine, process};
 use crate::known::{Mode, Outcome, known};
 use crate::place::Place;
 
-/// The cases of version 0.2.2 on Linux. Fewer that are named in its output were not run at all.
+/// Number of cases in version 0.2.2 on Linux. If its output names fewer, the rest were not run at all.
 const CASES: usize = 398;
-/// Cases for a read-only file system, a part of `CASES`.
+/// Number of cases for a read-only file system, a part of `CASES`.
 const READ_ONLY_CASES: usize = 13;
-/// Cases that must have run for a comparison to mean something: all but those, and one that the C library decides on.
+/// Cases that must have run for a meaningful comparison: all but the read-only ones, and one that the C library decides.
 const RAN_LEAST: usize = CASES - READ_ONLY_CASES - 1;
-/// A run takes two to four seconds.
+/// Limit of a run, which takes two to four seconds.
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 
 /// Result of a run in one place.
@@ -37,12 +37,12 @@ pub(crate) struct Report {
     output: String,
 }
 
-/// The program; `None`, and the test left out, where it was not built.
+/// Returns the program's path. If it was not built, returns `None` and leaves the test out.
 pub(crate) fn tool() -> Option<PathBuf> {
     machine::tool("pjdfstest", "posix")
 }
 
-/// Runs every case in a place, prints the counts, and asserts that the cases were there and ran.
+/// Runs every case in a place, prints the counts, and asserts that all cases exist and enough ran.
 pub(crate) fn run(tool: &Path, place: &Place) -> Report {
     let scratch = tempfile::tempdir().expect("a temporary directory");
     let (mut outcomes, replay, mut output) = run_part(tool, place, scratch.path(), false);
@@ -62,7 +62,7 @@ pub(crate) fn run(tool: &Path, place: &Place) -> Report {
 }
 
 impl Report {
-    /// Fails with every case that came out differently from what the list says.
+    /// Fails with every case whose outcome differs from the list.
     pub(crate) fn assert_as_known(&self, mode: Mode) {
         let known = known(mode);
         let stray: Vec<_> = known.keys().filter(|case| !self.outcomes.contains_key(*case)).collect();
@@ -98,7 +98,7 @@ fn run_part(
 ) -> (BTreeMap<String, Outcome>, String, String) {
     let config = scratch.join(if read_only { "read-only.toml" } else { "config.toml" });
     fs::write(&config, configuration(read_only)).expect("a configuration file");
-    // Another file system, for EXDEV: the disk, or for the disk the kernel's own tmpfs.
+    // For EXDEV, another file system is needed: the disk or, if the place is on the disk, the kernel's tmpfs.
     let other = if place.own_mount { scratch } else { Path::new("/dev/shm") };
     let mut command = Command::new(tool);
     command.arg("-c").arg(&config).arg("-p").arg(place.path()).arg("-s").arg(other);
@@ -117,8 +117,8 @@ fn run_part(
     (parse(&String::from_utf8_lossy(&output.stdout)), replay, text)
 }
 
-/// All features that Linux has (file flags and NFSv4 ACLs are of other systems). The users are in every Debian; no
-/// password or shell is needed. 20 ms are two ticks of the slowest kernel clock.
+/// Returns a configuration with all features that Linux has (other systems have file flags and NFSv4 ACLs). The users
+/// exist on every Debian, and need no password or shell. 20 ms are two ticks of the slowest kernel clock.
 fn configuration(allow_remount: bool) -> String {
     format!(
         "[features]\nposix_fallocate = {{}}\nrename_ctime = {{}}\nstat_st_birthtime = {{}}\nutime_now = {{}}\nutimensat = {{}}\n\
@@ -127,8 +127,8 @@ fn configuration(allow_remount: bool) -> String {
     )
 }
 
-/// A `mount` that does not call the helpers of single file systems: the one for FUSE knows no remounting, and would
-/// start the mount's source as a program.
+/// Makes a `mount` that does not call the helpers of single file systems. FUSE's helper cannot remount, and would start
+/// the mount's source as a program.
 fn plain_mount() -> TempDir {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().join("mount");
@@ -138,7 +138,7 @@ fn plain_mount() -> TempDir {
     directory
 }
 
-/// Lines `a::b  ok`; why a case failed or was skipped is on indented lines below it.
+/// Parses lines `a::b  ok`. Below a failed or skipped case, indented lines give the reason.
 fn parse(output: &str) -> BTreeMap<String, Outcome> {
     let mut outcomes = BTreeMap::new();
     for line in output.lines().filter(|line| !line.starts_with(char::is_whitespace)) {

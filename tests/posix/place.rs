@@ -1,6 +1,6 @@
-//! Where the tools run: a mount, a directory on disk, a tmpfs.
+//! Places in which the tools run: a mount, a directory on disk, a tmpfs.
 //!
-//! Owns: making such a place and taking it away. Does not own: what runs there.
+//! Owns: making such a place and removing it. Does not own: the tools.
 
 use std::path::{Path, PathBuf};
 
@@ -12,18 +12,18 @@ use tidemark_tests::machine;
 
 use crate::known::Mode;
 
-/// Enough for both tools, which change megabytes.
+/// Budget for both tools, which change megabytes.
 const TIER1: &str = "1GiB";
 const TMPFS_OPTIONS: &std::ffi::CStr = c"size=1g,mode=755";
 /// f_type of statfs(2).
 const EXT4: i64 = 0xef53;
 
-/// A directory of a file system, which goes with it.
+/// A directory of a file system. Dropping the place removes the directory and, if it made one, the mount.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
-    /// The root of a mount that is nobody else's: it may be mounted read-only for a moment.
+    /// Whether the place is the root of a mount of its own, which may be mounted read-only for a moment.
     pub(crate) own_mount: bool,
     _kept: Kept,
 }
@@ -39,7 +39,7 @@ enum Kept {
 struct Tmpfs(TempDir);
 
 impl Place {
-    /// A real daemon's mount, or `None` where the test is left out.
+    /// Makes a real daemon's mount, or returns `None` if the test is left out.
     pub(crate) fn mount(mode: Mode) -> Option<Self> {
         if !machine::can_mount() {
             return None;
@@ -58,7 +58,7 @@ impl Place {
         Some(Self { name: mode.word().to_owned(), path, own_mount: true, _kept: kept })
     }
 
-    /// A directory on disk.
+    /// Makes a directory on disk.
     pub(crate) fn disk() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().to_owned();
@@ -69,7 +69,7 @@ impl Place {
         Self { name, path, own_mount: false, _kept: Kept::Directory { _directory: directory } }
     }
 
-    /// A tmpfs of its own, or `None` where the test is left out.
+    /// Makes a tmpfs, or returns `None` if the test is left out.
     pub(crate) fn tmpfs() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             machine::left_out("mounting a tmpfs needs root");
@@ -90,7 +90,7 @@ impl Place {
 
 impl Drop for Tmpfs {
     fn drop(&mut self) {
-        // A tool that was killed may still stand in it; its directory is removed right after.
+        // A killed tool may still use the mount, so it is detached. The directory is removed right after.
         let _ = unmount(self.0.path(), UnmountFlags::DETACH);
     }
 }

@@ -1,7 +1,7 @@
-//! A life of a job: started, watched by the words that its ranks print, killed or ended.
+//! A life of a job: started, followed by the words that its ranks print, killed or ended.
 //!
-//! Owns: the words (see `mod`), the hunt for a moment to kill at. Does not own: the choice of that moment, what the next life must
-//! find.
+//! Owns: the words (see `mod`), the search for a moment to kill at. Does not own: the choice of that moment, the demands on the next
+//! life.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tidemark_tests::campaign::dice::Dice;
 use tidemark_tests::python::{Hashes, Ranks, hashes};
 
-/// Moments that were tried and were not the ones wanted; the hunt goes on at the next save, with other delays.
+/// Most moments that may miss. After a miss, the search goes on at the next save, with other delays.
 pub(super) const MISSES_MAX: u32 = 12;
 
 /// Exit code of a job that its handler of SIGTERM ends.
@@ -26,35 +26,35 @@ pub(super) struct Life {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     Killed,
-    /// By SIGTERM, whose handler raises.
+    /// SIGTERM, whose handler raises.
     Preempted,
 }
 
 /// Hashes by each rank at each step.
 pub(super) type Steps = Vec<BTreeMap<u64, Hashes>>;
 
-/// How long things take here, to aim with.
+/// Durations of saves and pauses here, for aiming.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     pub(super) save: Duration,
     pub(super) between: Duration,
 }
 
-/// Where a life is to end.
+/// Moment at which a life is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moment {
     InsideSave,
     Between,
 }
 
-/// How a life ended.
+/// State of a life at its kill.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Killed {
-    /// A rank had said SAVING and not SAVED.
+    /// Whether a rank had printed SAVING and not SAVED.
     pub(super) inside: bool,
-    /// The newest step that every rank had said SAVED of in this life; none when there was none.
+    /// The newest step for which every rank had printed SAVED in this life, if any.
     pub(super) saved: Option<u64>,
-    /// The newest step that any rank had said SAVING of.
+    /// The newest step for which any rank had printed SAVING.
     pub(super) begun: Option<u64>,
 }
 
@@ -63,7 +63,7 @@ impl Life {
         Self { ranks, world, ending }
     }
 
-    /// Waits until every rank has printed where it goes on, which must be the same step. `Err` holds the ranks' other output.
+    /// Waits until every rank has printed the step from which it goes on, which must be the same. `Err` holds the ranks' output.
     pub(super) fn resumed(&mut self) -> Result<u64, String> {
         let world = self.world;
         let all = self.ranks.seen("RESUMED", |ranks| {
@@ -73,7 +73,7 @@ impl Life {
         if agree { Ok(all[0]) } else { Err(format!("the ranks go on from different steps: {all:?}")) }
     }
 
-    /// Lets it come to its end. Gives its hashes, and how long a save and the time between two took it.
+    /// Lets the life come to its end. Returns its hashes, and how long a save and the pause between two saves took.
     pub(super) fn ends(mut self) -> (Steps, Pace) {
         let (mut inside, mut outside) = (Stopwatch::default(), Stopwatch::default());
         self.ranks.wait_until("DONE", |ranks| {
@@ -94,8 +94,8 @@ impl Life {
 
     /// Kills every rank at a moment of that kind, at the save of `step` or later.
     ///
-    /// The ranks are stopped first and examined: so it is known whether the moment was inside a save. If it should have been and
-    /// was not, they go on. If `passes` says that nothing can be known of a moment, the hunt goes on as well.
+    /// The ranks are stopped first and examined, which shows whether the moment was inside a save. If it should have been inside and
+    /// was not, or if `passes` says that nothing can be known of it, the ranks and the search go on.
     pub(super) fn killed(
         mut self,
         step: u64,
@@ -118,7 +118,7 @@ impl Life {
             let span_us = u64::try_from(span.as_micros()).expect("steps are short").max(1);
             let delays_us = match moment {
                 Moment::InsideSave => 0..span_us / u64::from(miss + 1) + 1,
-                // A save of which nothing is known yet is settled later in the pause.
+                // Later in the pause, a save that is still undecided has settled.
                 Moment::Between => (if miss == 0 { 0 } else { span_us / 2 })..span_us + 1,
             };
             let delay = Duration::from_micros(dice.within(delays_us));
@@ -139,7 +139,7 @@ impl Life {
         panic!("no moment of a save of about {span:?} was one to be killed at:\n{}", misses.join("\n"));
     }
 
-    /// Kills every rank when `is_there` says so, and still does when they are stopped.
+    /// Kills every rank when `is_there` holds, and still holds after they were stopped.
     pub(super) fn killed_when(mut self, what: &str, is_there: impl Fn() -> bool) -> (Steps, Killed) {
         self.ranks.wait_until(what, |_| is_there().then_some(()));
         self.ranks.freeze();
@@ -149,7 +149,7 @@ impl Life {
         (self.steps(), at)
     }
 
-    /// Lets it come to a bad end on every rank; gives what they said.
+    /// Waits until every rank has failed, and returns their output.
     pub(super) fn fails(mut self) -> String {
         self.ranks.fail()
     }
@@ -166,7 +166,7 @@ impl Life {
         }
     }
 
-    /// The hashes of every step; of each that was saved there must be some.
+    /// Returns the hashes of every step. Each saved step must have some.
     fn steps(&self) -> Steps {
         (0..self.world)
             .map(|rank| {
@@ -191,13 +191,13 @@ impl Life {
     }
 }
 
-/// The number behind the last whole line that begins with a word.
+/// Returns the number behind the last whole line that begins with a word.
 fn last(printed: &str, word: &str) -> Option<u64> {
     let whole = &printed[..printed.rfind('\n')?];
     whole.lines().rev().find_map(|line| line.strip_prefix(word)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// How long something usually stays.
+/// Measures how long a state usually lasts.
 #[derive(Default)]
 struct Stopwatch {
     since: Option<(u64, Instant)>,

@@ -1,7 +1,7 @@
-//! Real packages, killed again and again and resumed by their own code: does each come back at its newest whole save, bit for bit?
+//! Real packages are killed again and again and resumed by their own code: does each go on from its newest whole save, bit for bit?
 //!
-//! Owns: when a job is killed, where it must go on, the line of counts. Does not own: how a package saves and resumes, and what is
-//! hashed (its script), what is hidden from it (`durability`).
+//! Owns: when a job is killed, where it must go on, the line of counts. Does not own: a package's saves, resumption and hashes (its
+//! script), the checkpoints hidden from it (`durability`).
 //!
 //! A script knows nothing of Tidemark. The arguments are the directory, the last step, and the row's own. The script resumes from the
 //! directory by its package's own code, and ends with an error if that fails. Every rank prints
@@ -32,28 +32,28 @@ use tidemark_tests::python::Python;
 use crate::{content, environment, script};
 
 const KILLS: u64 = 3;
-/// For a package whose family has another row with [`KILLS`]. Most of a life is loading the framework, so the short form
-/// kills one row of a family as often as it can, and each other row once, in a save, with the node's memory lost after it.
+/// Kills of a package whose family has another row with [`KILLS`]. Most of a life is loading the framework. So the short form
+/// kills one row of a family often, and each other row once, in a save, after which the node's memory is lost.
 const KILLS_OF_A_SIBLING: u64 = 1;
 const KILLS_LONG: u64 = 20;
-/// Until a job starts again. A launcher takes seconds, and a fork none: a life could load what is about to go out of its sight, which
-/// SEMANTICS (S-torn) says takes up to two seconds and takes a quarter of one here.
+/// Pause before a job starts again. A launcher takes seconds, but a fork no time: a life could load a checkpoint that is about to be
+/// hidden. Hiding takes up to two seconds by SEMANTICS (S-torn), and a quarter of a second here.
 const STARTS_AGAIN_AFTER: Duration = Duration::from_millis(500);
-/// Share of the kills, as one in this many, that come between two saves; the others come inside a save.
+/// Share of the kills, as one in this many, that come between two saves. The rest come inside a save.
 const BETWEEN_ONE_IN: u64 = 3;
-/// A life ends at its first or second save; the further steps are room for moments that were missed.
+/// Steps of a life, which ends at its first or second save. Further steps are room for missed moments.
 const STEPS_PER_LIFE: u64 = 3;
-/// Moments that one kill may miss: a save of some milliseconds is often over before the ranks are stopped.
+/// Moments that one kill may miss, since a save of some milliseconds is often over before the ranks are stopped.
 const SPARE_STEPS: u64 = 6;
 /// Wait before a file is overwritten, so that its save is committed: the settle time, and an upload.
 const LONG_ENOUGH_TO_COMMIT_S: &str = "1.5";
-/// Seed of the kills; without it one is drawn, and shown.
+/// Variable with the seed of the kills. Without it, a seed is drawn and shown.
 const SEED_ENV: &str = "TIDEMARK_PACKAGES_SEED";
 
 /// A row of the table.
 #[derive(Clone, Copy)]
 struct Package {
-    /// Name of the row's run, and in the output.
+    /// Name of the row, for its run and in the output.
     name: &'static str,
     script: &'static str,
     ranks: usize,
@@ -64,15 +64,15 @@ struct Package {
     ending: Ending,
     /// Wait of the script before each save, in seconds, in the mount.
     between_saves_s: &'static str,
-    /// Added to the daemon's configuration.
+    /// Text added to the daemon's configuration.
     config: &'static str,
-    /// Number of kills, without `--long`.
+    /// Number of kills without `--long`.
     kills: u64,
-    /// Whether a run, as it lies there, holds nothing whole by the package's own doing: killed then, it comes back nowhere.
+    /// Whether a run has no whole checkpoint by the package's own doing. A job killed then cannot resume.
     between_chairs: fn(&Path) -> bool,
 }
 
-/// Where $TMPDIR is.
+/// Place of $TMPDIR.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Temporary {
     Outside,
@@ -81,7 +81,7 @@ enum Temporary {
 
 #[test]
 fn deepspeed_zero_1() {
-    // ZeRO-1 names a step in its tracker before all ranks have saved, so of the two it has the kills.
+    // Of the two, ZeRO-1 has the kills, because it names a step in its tracker before all ranks have saved.
     comes_back(&deepspeed("deepspeed-zero1", &["1"]));
 }
 
@@ -90,13 +90,13 @@ fn deepspeed_zero_3() {
     comes_back(&Package { kills: KILLS_OF_A_SIBLING, ..deepspeed("deepspeed-zero3", &["3"]) });
 }
 
-/// A copy from another file system: 64 KiB writes into the final name.
+/// Lightning copies from another file system, with 64 KiB writes into the final name.
 #[test]
 fn lightning_with_tmpdir_outside_the_mount() {
     comes_back(&LIGHTNING);
 }
 
-/// A rename.
+/// Lightning renames the file into place.
 #[test]
 fn lightning_with_tmpdir_in_the_mount() {
     let temporary = Temporary::InTheMount;
@@ -108,7 +108,7 @@ fn lightning_with_tmpdir_in_the_mount() {
     });
 }
 
-/// A second file, copied over in place.
+/// Lightning copies a second file over in place.
 #[test]
 fn lightning_with_a_copied_last() {
     comes_back(&Package {
@@ -150,11 +150,11 @@ const fn deepspeed(name: &'static str, arguments: &'static [&'static str]) -> Pa
     Package { name, script: "deepspeed_zero.py", ranks: 2, ranks_then: 2, arguments, ..ROW }
 }
 
-/// Kills a job again and again, takes the memory away once, and lets it come to its end.
+/// Kills a job again and again, loses the node's memory once, and lets the job come to its end.
 fn comes_back(package: &Package) {
     let Some(python) = environment() else { return };
     let kills = if machine::long() { KILLS_LONG } else { package.kills };
-    // In many lives, some miss their moments more often, and a job must not end before it is killed.
+    // Among many lives, some miss more moments, and a job must not end before it is killed.
     let spare = if machine::long() { 2 * u64::from(MISSES_MAX) } else { SPARE_STEPS };
     let seed = seed();
     let mut dice = Dice::new(seed);
@@ -162,7 +162,7 @@ fn comes_back(package: &Package) {
     let config = super::config() + package.config;
     let mut daemon = super::daemon_with("1GiB", config);
 
-    // Loading the packages is most of a life, and one of each family of packages does so as a job does.
+    // Loading the packages is most of a life, so lives are forked. In a row with many kills, the first life loads them as a job does.
     let loading = python.clone().with("BETWEEN_SAVES_S", package.between_saves_s);
     let python = python.forking(package.ranks, &script(package.script));
     let plain = daemon.scratch("plain");
@@ -189,7 +189,7 @@ fn comes_back(package: &Package) {
             if kill % BETWEEN_ONE_IN == BETWEEN_ONE_IN - 1 { Moment::Between } else { Moment::InsideSave };
         let run = daemon.mount().join(package.name);
         let passes = || (package.between_chairs)(&run);
-        // The first save of all stays visible when it is torn: a job has to fail on it, and not to start over unnoticed.
+        // A run's first save stays visible when torn, so that a job fails on it and does not start over unnoticed.
         let first = resumed + 1 + u64::from(resumed == 0);
         let (found, killed) = life.killed(first + dice.within(0..2), moment, pace, &mut dice, passes);
         assert_same(package, seed, &found, &truth);
@@ -219,14 +219,14 @@ fn start(package: &Package, python: &Python, place: &Path, outside: &Path, steps
     let arguments = [&[run.as_str(), &steps], package.arguments].concat();
     let mut python = python.clone().with("TMPDIR", &text(temporary));
     if package.ending == Ending::Preempted {
-        // A job that is asked to end had a launcher, which gave it a rank.
+        // A job that is asked to end has a launcher, which gives it a rank.
         python = python.with("RANK", "0");
     }
     let ranks = python.start(package.ranks, &script(package.script), &arguments);
     Life::new(ranks, package.ranks, package.ending)
 }
 
-/// Where a life goes on; where it does not, what lies there and what the daemon did last.
+/// Returns the step from which a life goes on. If it fails, panics with the run's files and the daemon's events.
 fn resumed(life: &mut Life, daemon: &Daemon, name: &str) -> u64 {
     life.resumed().unwrap_or_else(|said| {
         let found =
@@ -246,7 +246,7 @@ struct Told {
 }
 
 impl Told {
-    /// Where the next life goes on: from the newest whole save, or from a newer one that was only not said to be done.
+    /// Checks that the next life goes on from the newest whole save, or from a newer one that was done but not reported yet.
     fn resumes(&mut self, life: &mut Life, package: &Package, seed: u64, daemon: &Daemon) -> u64 {
         let resumed = resumed(life, daemon, package.name);
         let whole = self.kills.iter().filter_map(|killed| killed.saved).max().unwrap_or(0);
@@ -283,7 +283,7 @@ impl Told {
     }
 }
 
-/// Every step that a life showed is as it was in the unbroken run.
+/// Asserts that every step of a life equals the same step of the unbroken run.
 fn assert_same(package: &Package, seed: u64, found: &Steps, truth: &Steps) {
     for (rank, (found, truth)) in found.iter().zip(truth).enumerate() {
         for (step, hashes) in found {
@@ -300,7 +300,7 @@ fn assert_same(package: &Package, seed: u64, found: &Steps, truth: &Steps) {
     }
 }
 
-/// Makes what is whole durable, ends the node at once, and starts it with nothing but Tier-3.
+/// Makes whole checkpoints durable, kills the node at once, and starts it with nothing but Tier-3.
 fn lose_memory(daemon: &mut Daemon) {
     let flushed = daemon.ctl(&["flush", "--wait", "--timeout", "60", "-o", "json"]);
     let answer: serde_json::Value = serde_json::from_slice(&flushed.stdout)

@@ -1,6 +1,6 @@
-//! Packages that take the highest step they find, and what each does beside writing it.
+//! Packages that resume from the highest step that they find, and the special behaviour of each.
 //!
-//! Owns: their rows. Does not own: what is done with a row (`mod`).
+//! Owns: their rows. Does not own: the test of a row (`mod`).
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::life::{Ending, Life, Steps};
 use super::{KILLS_OF_A_SIBLING, LONG_ENOUGH_TO_COMMIT_S, Package, ROW, comes_back, resumed, start};
 use crate::{content, environment};
 
-/// More than the settle time.
+/// Time longer than the settle time.
 const SETTLED: Duration = Duration::from_secs(1);
 
 const TWO_RANKS: Package = Package { ranks: 2, ranks_then: 2, ..ROW };
@@ -25,7 +25,7 @@ const ACCELERATE: Package = Package {
     ranks: 2,
     ranks_then: 2,
     arguments: &["2"],
-    // Nothing says what a user registered; of the first save not even the one before it does.
+    // A checkpoint does not list what a user registered. For the first save, there is no earlier one to compare.
     between_chairs: |run| {
         let first = names(&run.join("checkpoints/checkpoint_0"));
         let only = names(&run.join("checkpoints")).len() == 1;
@@ -35,47 +35,47 @@ const ACCELERATE: Package = Package {
     ..ROW
 };
 
-/// Removes the oldest by the directories' mtimes, which a restart with empty memory must give back.
+/// The trainer removes the oldest by the directories' mtimes, which a restart with empty memory must restore.
 #[test]
 fn hugging_face_trainer_with_a_total_limit() {
-    // Accelerate has the kills of the two packages of Hugging Face. The start with empty memory, on which this row's order of removal
-    // depends, comes with every kill count.
+    // Of the two packages of Hugging Face, Accelerate has the kills. The start with empty memory, on which this row's order of
+    // removal depends, comes with every kill count.
     let kills = KILLS_OF_A_SIBLING;
     comes_back(&Package { name: "hf-trainer", script: "hf_trainer.py", kills, ..TWO_RANKS });
 }
 
-/// Removes the oldest before it writes: of two, one is left.
+/// Accelerate removes the oldest before it writes, so that one of two is left.
 #[test]
 fn accelerate_with_a_total_limit() {
     comes_back(&ACCELERATE);
 }
 
-/// Writes in the background under a temporary name, with locks, renames over what is locked, and fsync of directories.
+/// Orbax writes in the background under a temporary name, with locks, renames over locked files, and fsync of directories.
 #[test]
 fn orbax_with_jax() {
     comes_back(&Package { name: "orbax", script: "orbax_saves.py", ..ROW });
 }
 
-/// Writes with O_DIRECT into a directory that is renamed.
+/// torch_checkpointing writes with O_DIRECT into a directory that is renamed.
 #[test]
 fn torch_checkpointing() {
     comes_back(&Package { name: "torch-checkpointing", script: "torch_checkpointing_saves.py", ..TWO_RANKS });
 }
 
-/// Has no index of the whole: each rank has its own, and nothing says that all are there.
+/// The save has no common index. Each rank has its own, and nothing shows that all are there.
 #[test]
 fn torch_distributed_checkpoint_without_collectives() {
     comes_back(&Package { name: "dcp-alone", script: "dcp_alone.py", ..TWO_RANKS });
 }
 
-/// Two ranks, then one, and two again.
+/// Two ranks save, then one, then two again.
 #[test]
 fn torch_distributed_checkpoint_by_fewer_ranks() {
     let kills = KILLS_OF_A_SIBLING;
     comes_back(&Package { name: "dcp-elastic", script: "dcp_elastic.py", ranks_then: 1, kills, ..TWO_RANKS });
 }
 
-/// Into one directory: shards over a single file, which the job removes first, and a single file over shards, which transformers removes.
+/// A directory gets shards over a single file, which the job removes first, and a single file over shards, which transformers removes.
 #[test]
 fn hugging_face_sharded_and_single_by_turns() {
     comes_back(&Package {
@@ -88,7 +88,7 @@ fn hugging_face_sharded_and_single_by_turns() {
     });
 }
 
-/// An adapter, and the optimizer beside it.
+/// The job saves an adapter, and the optimizer beside it.
 #[test]
 fn peft_adapters() {
     comes_back(&Package {
@@ -96,7 +96,7 @@ fn peft_adapters() {
         script: "peft_adapters.py",
         between_saves_s: LONG_ENOUGH_TO_COMMIT_S,
         kills: KILLS_OF_A_SIBLING,
-        // A card alone is hidden within a second or two; a node that is lost before brings it back.
+        // A card alone is hidden within a second or two. If the node is lost before, the card comes back.
         between_chairs: |run| {
             let checkpoints = names(run).into_iter().map(|checkpoint| run.join(checkpoint));
             let mut checkpoints = checkpoints.filter(|checkpoint| {
@@ -108,20 +108,20 @@ fn peft_adapters() {
     });
 }
 
-/// Closed, and nothing but the settle time says that it is the last of its checkpoint.
+/// Whether a file is whole but too young: only the settle time shows that it is the last of its checkpoint.
 fn is_young(last: &Path) -> bool {
     let age = fs::metadata(last).and_then(|found| found.modified()).ok().and_then(|at| at.elapsed().ok());
     age.is_some_and(|age| age < SETTLED) && content::is_whole(last)
 }
 
-/// A new file at every epoch.
+/// Keras writes a new file at every epoch.
 #[test]
 fn keras_model_checkpoint() {
     let kills = KILLS_OF_A_SIBLING;
     comes_back(&Package { name: "keras", script: "keras_saves.py", kills, ..ROW });
 }
 
-/// The same two files at every epoch.
+/// Keras writes the same two files at every epoch.
 #[test]
 fn keras_backup_and_restore() {
     // In the short form only Keras's row with new files is killed: Lightning's `last.ckpt` covers a save in place.
@@ -134,7 +134,7 @@ fn keras_backup_and_restore() {
         arguments: &["backup"],
         between_saves_s: LONG_ENOUGH_TO_COMMIT_S,
         kills: KILLS_OF_A_SIBLING,
-        // Nothing says which epoch the weights are of, once they are written and the other file is not.
+        // While the weights are written and the other file is not, nothing shows the weights' epoch.
         between_chairs: |run| {
             let backup = run.join("backup");
             let (weights, epoch) = (backup.join("latest.weights.h5"), backup.join("training_metadata.json"));
@@ -147,8 +147,8 @@ fn keras_backup_and_restore() {
     });
 }
 
-/// SIGTERM, whose handler raises in the middle of `torch.save`: the file is closed, and looks like one. With the newest alone kept, one
-/// that counted would cost the job its last good one.
+/// The handler of SIGTERM raises in the middle of `torch.save`, which closes the file as if it were whole. Since only the newest is
+/// kept, counting it would cost the job its last good one.
 #[test]
 fn preempted_in_the_middle_of_torch_save() {
     comes_back(&Package {
@@ -161,11 +161,11 @@ fn preempted_in_the_middle_of_torch_save() {
     });
 }
 
-/// In the save of step 3, all but the last file is there: what a user registered, which Accelerate loads or fails.
+/// In the save of step 3, only the last file is missing, a user's registered object, without which Accelerate's load fails.
 #[test]
 fn accelerate_killed_before_it_writes_what_was_registered() {
     let Some(python) = environment() else { return };
-    // A settle time in which the kill surely comes.
+    // The settle time is so long that the kill surely comes in it.
     let config = Some("[save]\nsettle_s = 30\n[tier3]\npaced = false\n".to_owned());
     let daemon = Daemon::start(DaemonOptions { tier1: "1GiB".into(), config, ..DaemonOptions::default() });
     let outside = daemon.scratch("outside");
@@ -174,7 +174,7 @@ fn accelerate_killed_before_it_writes_what_was_registered() {
     let run = daemon.mount().join(ACCELERATE.name).join("checkpoints");
     let files = |step: u64| names(&run.join(format!("checkpoint_{}", step - 1)));
 
-    // Long enough for the last of them to be closed.
+    // By then, the last of the files is closed.
     let closed = Duration::from_millis(100);
     let life = start(&stops, &python, daemon.mount(), &outside, 4);
     let (found, killed) = life.killed_when("all but the last file", || {
@@ -191,7 +191,7 @@ fn accelerate_killed_before_it_writes_what_was_registered() {
     goes_on_as_before(life, &found);
 }
 
-/// The directory is there, and nothing in it: Accelerate would load from it, and fail.
+/// The directory exists and is empty. Accelerate would load from it, and fail.
 #[test]
 fn accelerate_killed_before_it_writes_anything() {
     let Some(python) = environment() else { return };
@@ -210,7 +210,7 @@ fn accelerate_killed_before_it_writes_anything() {
     assert!(found.iter().zip(&again).all(|(found, again)| found[&1] == again[&1]), "as it was before");
 }
 
-/// With a limit of one, nothing is left between the two. The removed checkpoint comes back.
+/// With a limit of one, no checkpoint is left between delete and write. The removed checkpoint comes back.
 #[test]
 fn accelerate_killed_between_its_delete_and_its_write() {
     let Some(python) = environment() else { return };
@@ -219,7 +219,7 @@ fn accelerate_killed_between_its_delete_and_its_write() {
     let row = |arguments| Package { arguments, ..ACCELERATE };
     let (well, stops) = (row(&["1"]), row(&["1", "deleted", "3"]));
     let run = daemon.mount().join(ACCELERATE.name).join("checkpoints");
-    // Longer than a save leaves it empty that goes on.
+    // The wait is longer than a running save leaves the directory empty.
     let goes_on = Duration::from_secs(1);
     let is_empty = || fs::read_dir(&run).is_ok_and(|listed| listed.count() == 0);
 

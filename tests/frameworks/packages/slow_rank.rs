@@ -1,4 +1,4 @@
-//! DeepSpeed's `latest` is written by rank 0 without a barrier: it can name a step that lacks a rank's file.
+//! Rank 0 writes DeepSpeed's `latest` without a barrier, so it can name a step that lacks a rank's file.
 //!
 //! Owns: a rank that is late with its file, the kill in that moment, the checkpoint that the resumed job finds.
 
@@ -11,7 +11,7 @@ use tidemark_tests::{machine, process};
 use super::{assert_same, deepspeed, resumed, start};
 use crate::environment;
 
-/// Rank 1 is late with this one; its two before are whole.
+/// Step with which rank 1 is late. The two steps before it are whole.
 const LATE: u64 = 3;
 const STEPS: u64 = 4;
 const DROPPED_LIMIT: Duration = Duration::from_secs(20);
@@ -25,7 +25,7 @@ fn deepspeed_resumes_where_latest_named_a_step_that_lacks_a_rank() {
     let late = deepspeed("deepspeed-slow-rank", &["1", "3"]);
     let (truth, _) = start(&well, &python, &daemon.scratch("plain"), &outside, STEPS).ends();
 
-    // For comparison, the same kill in a plain directory: there is no way back but by hand.
+    // For comparison, the same kill in a plain directory needs a repair by hand.
     if machine::long() {
         let place = daemon.scratch("comparison");
         let run = place.join(late.name);
@@ -46,13 +46,13 @@ fn deepspeed_resumes_where_latest_named_a_step_that_lacks_a_rank() {
     let (found, _) = life.ends();
     assert_same(&well, 0, &found, &truth);
     assert!(found.iter().all(|rank| rank.contains_key(&STEPS)));
-    // Once the step is saved again and whole, the torn files are of no use any more.
+    // Once the step is saved again and whole, the torn files are no longer of use.
     daemon.flush();
     process::until(DROPPED_LIMIT, || (!torn.exists()).then_some(())).expect("it is dropped");
     assert_eq!(fs::read_to_string(run.join("latest")).expect("a tracker"), format!("global_step{STEPS}"));
 }
 
-/// The tracker names the step, and rank 1's file of it is not there at all.
+/// Whether the tracker names the step, and rank 1's file of it is missing.
 fn is_torn(run: &Path) -> bool {
     let step = run.join(format!("global_step{LATE}"));
     fs::read_to_string(run.join("latest")).is_ok_and(|latest| latest.trim() == format!("global_step{LATE}"))

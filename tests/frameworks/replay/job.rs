@@ -1,4 +1,4 @@
-//! A job whose ranks are shells: each carries out orders and reports each as done.
+//! A job whose ranks are shells. Each rank carries out orders and reports each as done.
 //!
 //! Owns: the processes, the environment of their launch, stopping in the middle of a call. Does not own: the orders.
 
@@ -17,9 +17,9 @@ pub(crate) struct Call {
 
 #[derive(Debug, Clone)]
 pub(crate) enum Act {
-    /// mkdir(2); the others of the job do the same, and find it there.
+    /// A mkdir(2), which further ranks repeat, and which then finds the directory.
     Make(String),
-    /// open with O_TRUNC, write, close.
+    /// An open with O_TRUNC, a write, and a close.
     Write(String, Vec<u8>),
     Rename(String, String),
     Remove(String),
@@ -28,7 +28,7 @@ pub(crate) enum Act {
 /// State after the calls.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Files with their bytes; without those that only say that something is going on.
+    /// Files with their bytes, without those that only mark a save in progress.
     pub(crate) files: BTreeMap<String, Vec<u8>>,
 }
 
@@ -57,7 +57,7 @@ impl State {
 /// Ranks of one launch.
 pub(crate) struct Job {
     ranks: Vec<Rank>,
-    /// Where bytes are prepared that a rank then copies: a folder outside the mount.
+    /// Folder outside the mount with prepared bytes, which a rank then copies.
     bytes: PathBuf,
 }
 
@@ -94,7 +94,7 @@ impl Job {
         }
     }
 
-    /// Does the first calls, and half of the next one where that is a write.
+    /// Makes the first `cut` calls, and half of the next one if that is a write.
     pub(crate) fn does_until(&mut self, calls: Vec<Call>, cut: usize) {
         let next = calls.get(cut).cloned();
         self.does(calls.into_iter().take(cut).collect());
@@ -109,7 +109,7 @@ impl Job {
         self.bytes.display().to_string()
     }
 
-    /// SIGKILL to all of them.
+    /// Sends SIGKILL to all ranks.
     pub(crate) fn kill(mut self) {
         for rank in &mut self.ranks {
             rank.shell.kill().expect("it runs");

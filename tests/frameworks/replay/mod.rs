@@ -1,7 +1,7 @@
-//! The order of system calls of frameworks that do not run here, cut at each of them: what does the job find that comes back?
+//! System calls of frameworks that do not run here, in order, with a kill at each call: what does a job find that comes back?
 //!
-//! Owns: when a job is killed, and what must be found. Does not own: the orders and each framework's resume code (`orders`),
-//! the processes (`job`). Sources of the orders: `engine/design/0010-recognition.md`.
+//! Owns: when a job is killed, and the demands on what it finds. Does not own: the orders and each framework's resume code
+//! (`orders`), the processes (`job`). Sources of the orders: `engine/design/0010-recognition.md`.
 
 mod job;
 mod orders;
@@ -15,9 +15,9 @@ use orders::Framework;
 use tidemark_tests::daemon::Daemon;
 use tidemark_tests::{machine, process};
 
-/// The daemon checks once a second which processes of a session live.
+/// Limit until the right state is found. The daemon checks once a second which processes of a session live.
 const FOUND_LIMIT: Duration = Duration::from_secs(40);
-/// Several of those looks: what is right by then stays so.
+/// Duration of several of those checks. A state that is right by then stays so.
 const STAYS: Duration = Duration::from_millis(2500);
 
 #[test]
@@ -50,7 +50,7 @@ fn deepspeed() {
     cut_everywhere(&orders::DEEPSPEED);
 }
 
-/// Runs a job for each call of its second save: killed in the middle of that call, in a run of its own.
+/// Runs a job for each call of its second save, in a run of its own, and kills it in the middle of that call.
 fn cut_everywhere(framework: &Framework) {
     if !machine::can_mount() {
         return;
@@ -108,7 +108,7 @@ fn wait_committed(daemon: &Daemon, versions: usize) {
         .unwrap_or_else(|| panic!("the first saves are not committed: {:#?}", daemon.checkpoints()));
 }
 
-/// Whether the framework's resume code comes to that step, and finds all of it as it was written.
+/// Checks that the framework's resume code chooses that step, and finds all of it as written.
 fn is_found(framework: &Framework, run: &Path, step: u64) -> Result<(), String> {
     let found = (framework.resume)(run);
     if found != Some(step) {

@@ -1,24 +1,24 @@
 //! The calls of each framework's save in order, and the names that its resume code looks for.
 //!
-//! Owns: both, as far as names go. Does not own: the bytes' meaning, except for the index that is
-//! read.
+//! Owns: both, as far as names go. Does not own: the bytes' meaning, except for the index that the daemon
+//! reads.
 
 use std::fs;
 use std::path::Path;
 
 use super::job::{Act, Call};
 
-/// A framework whose job has that many ranks here.
+/// A framework, and its job's number of ranks here.
 pub(crate) struct Framework {
     pub(crate) name: &'static str,
     pub(crate) ranks: usize,
-    /// The calls of the save of a step.
+    /// The calls that save a step.
     pub(crate) save: fn(u64) -> Vec<Call>,
-    /// The step that it resumes from, by names and trackers.
+    /// The step from which the framework resumes, by names and trackers.
     pub(crate) resume: fn(&Path) -> Option<u64>,
 }
 
-/// Shards by all ranks, `.metadata` by rename, `metadata.json`, then the tracker beside the directory.
+/// Megatron-LM: shards by all ranks, `.metadata` by rename, `metadata.json`, then the tracker beside the directory.
 pub(crate) const MEGATRON: Framework = Framework {
     name: "megatron",
     ranks: 2,
@@ -37,7 +37,7 @@ pub(crate) const MEGATRON: Framework = Framework {
     },
 };
 
-/// `<directory>-unfinished` from before the first byte until all are done.
+/// NeMo: `<directory>-unfinished` exists from before the first byte until all ranks are done.
 pub(crate) const NEMO: Framework = Framework {
     name: "nemo",
     ranks: 2,
@@ -61,7 +61,7 @@ pub(crate) const NEMO: Framework = Framework {
     },
 };
 
-/// Items and then the step are renamed into place.
+/// Orbax: renames items and then the step into place.
 pub(crate) const ORBAX: Framework = Framework {
     name: "orbax",
     ranks: 2,
@@ -86,7 +86,7 @@ pub(crate) const ORBAX: Framework = Framework {
     resume: |run| names(run).iter().filter_map(|name| name.parse().ok()).max(),
 };
 
-/// The directory is renamed when every rank has written.
+/// torch_checkpointing: renames the directory when every rank has written.
 pub(crate) const TORCH_CHECKPOINTING: Framework = Framework {
     name: "torch_checkpointing",
     ranks: 2,
@@ -104,7 +104,7 @@ pub(crate) const TORCH_CHECKPOINTING: Framework = Framework {
     resume: |run| names(run).iter().filter_map(|name| name.strip_prefix("step_")?.parse().ok()).max(),
 };
 
-/// A step counts when it has `.metadata`.
+/// torchtitan: a step counts when it has `.metadata`.
 pub(crate) const TORCHTITAN: Framework = Framework {
     name: "torchtitan",
     ranks: 2,
@@ -122,7 +122,7 @@ pub(crate) const TORCHTITAN: Framework = Framework {
     },
 };
 
-/// ZeRO: rank 0 writes `latest` without a barrier.
+/// DeepSpeed's ZeRO: rank 0 writes `latest` without a barrier.
 pub(crate) const DEEPSPEED: Framework = Framework {
     name: "deepspeed",
     ranks: 2,
@@ -144,7 +144,7 @@ pub(crate) const DEEPSPEED: Framework = Framework {
     },
 };
 
-/// Two shards, then the index by rename.
+/// Returns the calls of a DCP save: two shards, then the index by rename.
 fn dcp(directory: &str, step: u64) -> Vec<Call> {
     let shards = [0, 1].map(|rank| (format!("__{rank}_0.distcp"), noise(step, rank)));
     let mut index = b"\x80\x02(".to_vec();
@@ -177,7 +177,7 @@ fn rename(rank: usize, from: &str, to: &str) -> Call {
     Call { rank, act: Act::Rename(from.to_owned(), to.to_owned()) }
 }
 
-/// A file of state.
+/// Returns the call that writes a file of state.
 fn write(rank: usize, path: String, step: u64) -> Call {
     let bytes = noise(step, path.len() as u64);
     Call { rank, act: Act::Write(path, bytes) }
@@ -192,7 +192,7 @@ fn names(directory: &Path) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Bytes that no other step has.
+/// Returns bytes that no other step has.
 fn noise(step: u64, salt: u64) -> Vec<u8> {
     let mut state = step.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ salt.wrapping_mul(0xD1B5_4A32_D192_ED03) | 1;
     let next = || {

@@ -70,7 +70,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     all.extend(fresh_and_at_rest("a shared mapping", |w, make| {
         make("f", &[1; 20_000]);
         let file = update(w, "f");
-        // SAFETY: nobody truncates the file while it is mapped.
+        // SAFETY: no program truncates the file while it is mapped.
         let mut map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
         map[10_000] = 9;
         w.saw("sync", map.flush());
@@ -80,7 +80,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     all.extend(fresh_and_at_rest("a private mapping keeps its stores to itself", |w, make| {
         make("f", &[1; 20_000]);
         let file = File::open(w.path("f")).unwrap();
-        // SAFETY: nobody truncates the file while it is mapped.
+        // SAFETY: no program truncates the file while it is mapped.
         let mut map = unsafe { memmap2::MmapOptions::new().map_copy(&file) }.unwrap();
         map[0] = 9;
         w.note("mapped", short(&map));
@@ -89,7 +89,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     all.extend(fresh_and_at_rest("a mapping outlives the name and the descriptor", |w, make| {
         make("f", &[3; 20_000]);
         let file = File::open(w.path("f")).unwrap();
-        // SAFETY: nobody truncates the file while it is mapped.
+        // SAFETY: no program truncates the file while it is mapped.
         let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
         drop(file);
         fs::remove_file(w.path("f")).unwrap();
@@ -218,7 +218,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             let before = time(w);
             w.read("f");
             w.note("read", time(w) == before);
-            // The kernel's clock has ticks.
+            // The kernel's clock moves in ticks.
             std::thread::sleep(Duration::from_millis(20));
             w.put("f", b"y");
             w.note("write", time(w) > before);

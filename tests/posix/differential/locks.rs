@@ -1,4 +1,4 @@
-//! Locks: who excludes whom, by every kind of open and every kind of lock.
+//! Locks: which opens exclude each other, by every kind of open and every kind of lock.
 
 use super::table::{Scenario, scenario};
 use super::world::World;
@@ -14,7 +14,7 @@ const OPENS: [(&str, OFlags); 4] = [
     ("O_WRONLY|O_APPEND", OFlags::WRONLY.union(OFlags::APPEND)),
 ];
 
-/// An open file description's lock on all of the file; `kind` is F_RDLCK, F_WRLCK or F_UNLCK.
+/// Sets an open file description's lock on all of the file. `kind` is F_RDLCK, F_WRLCK or F_UNLCK.
 fn lock_description(file: &File, kind: i32) -> Result<(), Errno> {
     let mut whole = libc::flock { l_type: 0, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     whole.l_type = i16::try_from(kind).expect("a small constant");

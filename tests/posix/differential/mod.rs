@@ -1,10 +1,10 @@
-//! The same calls on the mount, on a disk and on a tmpfs: a program must see the same.
+//! The same calls on the mount, on a disk and on a tmpfs must have the same results.
 //!
-//! Owns: running every scenario in every place, and comparing what was seen. Does not own: the scenarios (`table` and the files
+//! Owns: running every scenario in every place, and comparing the results. Does not own: the scenarios (`table` and the files
 //! beside it), the places (`place`).
 //!
-//! A scenario that the mount answers otherwise is listed with the mark of the paragraph of SEMANTICS.md that says so, and then it
-//! must be otherwise: the list goes stale in neither direction.
+//! If the mount answers a scenario otherwise, the scenario is listed with the mark of the paragraph of SEMANTICS.md that says so.
+//! A listed scenario must then differ, so that the list goes stale in neither direction.
 
 mod bytes;
 mod locks;
@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use table::Scenario;
 use world::World;
 
-/// Fewer scenarios would not be the suite that was promised, and more of them listed would not be POSIX.
+/// Least number of scenarios, and most that may be listed. Fewer scenarios, or more listed ones, would prove too little.
 const SCENARIOS_MIN: usize = 120;
 const LISTED_MAX: usize = 10;
 
@@ -35,7 +35,7 @@ fn run(place: &Place, scenarios: &[Scenario]) -> Vec<Vec<String>> {
     scenarios.iter().enumerate().map(seen).collect()
 }
 
-/// Runs all scenarios in all places at once; the last two are what the others are compared with.
+/// Runs all scenarios in all places at once. The mounts are compared with the disk and the tmpfs.
 pub(crate) fn assert_alike(mounts: &[Place], disk: &Place, tmpfs: &Place) {
     let scenarios = table::scenarios();
     let names: BTreeSet<_> = scenarios.iter().map(|scenario| scenario.name.as_str()).collect();

@@ -1,4 +1,4 @@
-//! Names: making, moving, linking, removing and listing them, and what they show.
+//! Names: making, moving, linking, removing and listing them, and their attributes.
 
 use super::table::{Scenario, fresh_and_at_rest, otherwise, scenario};
 use super::world::World;
@@ -208,7 +208,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             w.stat("d/below");
         }),
         scenario("a listing while its entries are renamed", |w| {
-            // More than one answer of getdents(2) holds.
+            // More files than one answer of getdents(2) holds.
             const FILES: usize = 1500;
             (0..FILES).for_each(|i| w.put(&format!("f{i}"), b""));
             let listed = fs::read_dir(w.path("")).unwrap().take(4 * FILES);

@@ -1,4 +1,4 @@
-//! Opening: every kind of target with every kind of flags, and what is opened without a name.
+//! Opens: every kind of target with every kind of flags, and opens without a name.
 
 use super::table::{Scenario, fresh_and_at_rest, otherwise, scenario};
 use super::world::{World, truncate};
@@ -140,7 +140,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         otherwise("S-mknod", "an unnamed file", |w| {
             drop(w.opens("", OFlags::TMPFILE | OFlags::RDWR));
         }),
-        // Every other file system lets old readers see the truncation.
+        // On all other file systems, old readers see the truncation.
         otherwise("S-trunc", "a reader of a file at rest that is overwritten", |w| {
             w.at_rest("f", b"old bytes");
             let mut reader = File::open(w.path("f")).unwrap();

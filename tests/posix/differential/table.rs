@@ -9,7 +9,7 @@ use super::{bytes, locks, names, opens};
 /// A sequence of calls.
 pub(crate) struct Scenario {
     pub(crate) name: String,
-    /// The mark of the paragraph that says that the mount is otherwise.
+    /// The mark of the paragraph that says that the mount differs.
     pub(crate) differs: Option<&'static str>,
     pub(crate) run: Box<dyn Fn(&World) + Sync>,
 }
@@ -23,7 +23,7 @@ pub(crate) fn otherwise(mark: &'static str, name: &str, run: impl Fn(&World) + S
     Scenario { differs: Some(mark), ..scenario(name, run) }
 }
 
-/// Twice: with a file that was just closed, and with one that has come to rest. `make` puts it there.
+/// Makes two scenarios, with a file that was just closed, and with one at rest. `make` makes the file.
 pub(crate) fn fresh_and_at_rest(
     name: &str,
     run: impl Fn(&World, &dyn Fn(&str, &[u8])) + Sync + Send + Copy + 'static,

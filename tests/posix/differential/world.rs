@@ -1,6 +1,6 @@
-//! A directory of one scenario, and what was seen there.
+//! A directory of one scenario, and the results seen there.
 //!
-//! Owns: the calls in short words, and writing down what each came to. Does not own: which calls are made.
+//! Owns: short functions for the calls, and the record of each result. Does not own: which calls are made.
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -36,18 +36,18 @@ impl World {
         if name.is_empty() { self.root.clone() } else { self.root.join(name) }
     }
 
-    /// A file that was closed just now.
+    /// Writes and closes a file.
     pub(crate) fn put(&self, name: &str, bytes: &[u8]) {
         fs::write(self.path(name), bytes).expect("a scenario's file");
     }
 
-    /// A file that has come to rest: on the mount it is sealed.
+    /// Writes a file and waits until it is at rest, which means sealed on the mount.
     pub(crate) fn at_rest(&self, name: &str, bytes: &[u8]) {
         self.put(name, bytes);
         self.rest(name);
     }
 
-    /// Waits until the mount has sealed a closed file; elsewhere there is nothing to wait for.
+    /// Waits until the mount has sealed a closed file. In other places, returns at once.
     pub(crate) fn rest(&self, name: &str) {
         let path = self.path(name);
         if rustix::fs::getxattr(&path, "user.tidemark.copies", &mut [0; 64]).is_err() {
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// Writes down what a call came to.
+    /// Records the result of a call.
     pub(crate) fn saw<T: Debug, E: Into<io::Error>>(&self, what: &str, came: Result<T, E>) {
         let came = match came {
             Ok(value) => format!("{value:?}"),
@@ -80,14 +80,14 @@ impl World {
         openat(CWD, self.path(name), flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o644)).map(File::from)
     }
 
-    /// Opens and writes down only whether that was possible.
+    /// Opens a file, and records only whether that succeeded.
     pub(crate) fn opens(&self, name: &str, flags: OFlags) -> Option<File> {
         let opened = self.open(name, flags);
         self.saw("open", opened.as_ref().map(|_| ()).map_err(|errno| *errno));
         opened.ok()
     }
 
-    /// Kind, size, links and mode.
+    /// Records kind, size, links and mode of a name.
     pub(crate) fn stat(&self, name: &str) {
         let shown = fs::symlink_metadata(self.path(name)).map(|found| {
             let kind = found.file_type();
@@ -99,7 +99,7 @@ impl World {
                 () if kind.is_socket() => 's',
                 () => '?',
             };
-            // The size and the links of a directory are the file system's own.
+            // The size and the links of a directory depend on the file system.
             let (size, links) = if kind.is_dir() { (0, 0) } else { (found.len(), found.nlink()) };
             format!("{letter} {size} {links} {:o}", found.mode() & 0o7777)
         });
@@ -110,7 +110,7 @@ impl World {
         self.saw(&format!("read {name}"), fs::read(self.path(name)).map(|bytes| short(&bytes)));
     }
 
-    /// The names in a directory, in order.
+    /// Records the names in a directory, in order.
     pub(crate) fn list(&self, name: &str) {
         let listed = fs::read_dir(self.path(name)).map(|entries| {
             let mut names: Vec<_> = entries
@@ -124,7 +124,7 @@ impl World {
     }
 }
 
-/// truncate(2): the file system sees a path and no descriptor.
+/// Calls truncate(2), with which the file system sees a path and no descriptor.
 pub(crate) fn truncate(path: &Path, size: u64) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: truncate(2) reads one string that ends with a zero, which lives until the call returns.
@@ -134,7 +134,7 @@ pub(crate) fn truncate(path: &Path, size: u64) -> io::Result<()> {
     }
 }
 
-/// Bytes in words: as text, and long ones by their length and sum.
+/// Formats bytes as text, and long ones by their length and sum.
 pub(crate) fn short(bytes: &[u8]) -> String {
     if bytes.len() <= 64 {
         String::from_utf8_lossy(bytes).into_owned()
