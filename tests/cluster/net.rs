@@ -311,7 +311,7 @@ fn a_network_takes_its_names_and_processes_with_it_also_out_of_a_panic() {
 fn what_a_killed_test_left_is_removed_and_what_a_living_one_has_is_not() {
     let Some(living) = Network::make(&["n1"]) else { return };
     let mine = sleeper(living.host("n1"));
-    // The namespace's owner has ended. Its pid is free until the kernel has used all other pids.
+    // The namespace's owner has ended. The kernel reuses the owner's pid only after all others.
     let mut ended = Command::new("true").spawn().unwrap();
     ended.wait().unwrap();
     let left = format!("tidemark-{}-1-0-n1", ended.id());

@@ -139,8 +139,8 @@ fn of_two_that_write_one_after_the_other_the_later_bytes_stay_under_all_names() 
     }
 }
 
-/// Goal: a node that has a directory alone gives it back when another node changes something in it, also if the directory was renamed: by
-/// its holder, by another node, or by an exchange with a second directory.
+/// Goal: a node that has a directory alone gives it back when another node changes something in it. The same holds if the directory was
+/// renamed: by its holder, by another node, or by an exchange with a second directory.
 #[test]
 fn a_directory_that_was_moved_is_still_given_back_by_who_has_it_alone() {
     let Some(cluster) = Cluster::start() else { return };

@@ -372,8 +372,8 @@ fn new_files_are_refused_after_the_grace_and_open_ones_are_written_on() {
     assert_eq!(status.code(), Some(1), "{}", daemon.log_tail());
 }
 
-/// Three moments of a save at which SIGTERM may come: a file is open, a file is open under a temporary name, and a part is closed
-/// while the next does not exist yet.
+/// SIGTERM may come at three moments of a save. A file is open, a file is open under a temporary name, or a part is closed and the
+/// next does not exist yet.
 #[test]
 fn sigterm_waits_for_programs_that_are_saving() {
     let Some(mut daemon) = start(options("256MiB", CONFIG)) else { return };

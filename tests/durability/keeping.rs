@@ -366,8 +366,8 @@ fn a_checkpoint_that_is_given_up_while_verify_runs_is_not_said_to_be_lost() {
     saved(&daemon, 1..=6);
     fs::remove_file(daemon.mount().join(path(1))).unwrap();
     daemon.flush();
-    // Verify handles the checkpoints in the tree first. It reads their documents before it lists anything, so only their
-    // bytes are held.
+    // `verify` handles the checkpoints in the tree first, and reads their documents before it lists anything. The test
+    // thus holds only the answers for their bytes.
     let objects = server.objects("p").unwrap();
     let bytes_of = |step: u64| objects.keys().find(|key| key.ends_with(&format!("/step{step}.pt")));
     let held: Vec<usize> = (2..=6)

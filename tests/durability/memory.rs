@@ -108,7 +108,7 @@ fn what_was_just_removed_makes_room_for_the_next_save() {
         // The daemon cannot know the size of this write, which comes at memory speed.
         let written = fs::write(path(&format!("next-{round}")), &next);
         assert!(written.is_ok(), "round {round}: {written:?}");
-        // The next round removes the file under a new name.
+        // The same holds for a file that was renamed before its removal.
         fs::rename(path(&format!("next-{round}")), path("next")).unwrap();
         fs::remove_file(path("next")).unwrap();
     }

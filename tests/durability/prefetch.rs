@@ -67,7 +67,7 @@ fn a_prefetch_takes_nothing_from_what_is_not_committed_and_says_what_did_not_fit
     daemon.flush();
     daemon.stop();
     daemon.start_again();
-    // These bytes, 150 of some 240 MiB, have no other copy.
+    // The new bytes, 150 of some 240 MiB, have no other copy.
     let new = shards(2, 6, 25 * MIB);
     save_all(&daemon, &new);
     let output = daemon.ctl(&["prefetch", "run/step1", "-o", "json"]);

@@ -220,7 +220,7 @@ fn a_read_only_tier3_is_refused() {
     let refused = Try::new();
     let folder = refused.path("t3");
     fs::create_dir(&folder).unwrap();
-    // chmod does not stop root, but a read-only mount does. Its namespace ends with the process.
+    // chmod does not stop root, but a read-only mount does, in a namespace that ends with the process.
     let before = format!("mount --bind '{folder}' '{folder}'; mount -o remount,bind,ro '{folder}'");
     Try { before: Some(before), ..refused }.refused(5, &[&folder, "read"]);
 }

@@ -159,7 +159,7 @@ fn what_a_killed_program_left_is_committed_under_no_other_name() {
     fs::create_dir(&run).unwrap();
     let mut job = Rank::start(&run, None);
     job.does("exec 3>model.msgpack; head -c 300000 /dev/zero >&3");
-    // One backup is made during the write, and one of the torn file.
+    // A backup is made during the write, and a second one of the torn file.
     run_in(mount, "cp -al run run.early");
     job.kill();
     wait_torn(&daemon, "run/model.msgpack");

@@ -336,8 +336,8 @@ fn what_names_show_besides_bytes_is_kept_whenever_it_changed() {
     }
 }
 
-/// S-mode, S-times, S-links, S-mknod, S-restart: hold for a directory that is named as a checkpoint and holds only a second, temporary
-/// name of another file, for a pipe with all bits of its mode, and for a file that mknod(2) made.
+/// S-mode, S-times, S-links, S-mknod, S-restart: also hold for three unusual cases. A directory named as a checkpoint has only a second,
+/// temporary name of another file, a pipe has all bits of its mode, and mknod(2) made a file.
 #[test]
 fn what_lies_beside_files_is_as_it_was_after_a_restart() {
     use rustix::fs::{CWD, FileType, Mode, mknodat};

@@ -431,7 +431,7 @@ impl Daemon {
         let mountpoint = self.mountpoint();
         // The kernel lists a mount under the path that a link leads to.
         let mountpoint = fs::read_link(&mountpoint).unwrap_or(mountpoint);
-        // After two starts a dead mount can lie below a live one, hence the loop. It is bounded in case a mount never goes.
+        // After two starts a dead mount can lie below a live one, hence the loop, which is bounded in case a mount never goes.
         for _ in 0..4 {
             if !is_mounted(&mountpoint) || unmount(&mountpoint, UnmountFlags::DETACH).is_err() {
                 return;

@@ -165,7 +165,7 @@ fn a_listing_shows_what_stays_once_while_others_come_and_go() {
 /// S-readdir: "It ends, also where each entry is renamed or made anew as soon as it is seen".
 #[test]
 fn a_listing_ends_while_its_entries_are_renamed() {
-    // Of these names, 16 fill a page, so the kernel asks for a listing many times.
+    // The names are so long that 16 fill a page, and the kernel asks for a listing many times.
     const FILES: usize = 300;
     let long = "x".repeat(200);
     type Change = fn(&Path);

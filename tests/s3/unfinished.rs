@@ -74,7 +74,7 @@ fn a_start_aborts_the_uploads_of_what_is_decided_and_no_other() {
         format!("p/run/step1.pt/v0.2/{ATTEMPT}/step1.pt"),
         format!("p/run/step2.pt/v0.1/{ATTEMPT}/step2.pt"),
         "p/.tidemark/loose/run/notes.txt/g-2".to_owned(),
-        // This upload is not Tidemark's.
+        // Tidemark did not begin this upload.
         "p/run/somebody-elses".to_owned(),
         format!("q/run/step1.pt/v0.1/{ATTEMPT}/step1.pt"),
     ];

@@ -143,7 +143,7 @@ impl Node {
                     Some(holder) if holder.machine != self.machine => {
                         self.sit(Seat::There(holder.machine, holder.epoch));
                     }
-                    // This node has the lease from before, or by a lost answer, but may not decide. No node does until the lease ends.
+                    // The node has the lease from before, or by a lost answer, but may not decide. No node does until the lease ends.
                     _ => {}
                 }
             }

@@ -61,7 +61,7 @@ pub(crate) fn hash(chunks: &[u64]) -> ContentHash {
 impl Node {
     fn token(&self) -> [u8; 16] {
         let drawn: [u8; 32] = std::array::from_fn(|_| self.world.rng.next().to_le_bytes()[0]);
-        // All 32 bytes were a token once. They are still drawn, so that a seed goes on giving the same run.
+        // A token once had all 32 bytes, which are still drawn, so that a seed goes on giving the same run.
         std::array::from_fn(|at| drawn[at])
     }
 

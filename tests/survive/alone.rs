@@ -141,7 +141,7 @@ fn a_byte_flipped_while_the_daemon_was_dead_is_found_at_the_first_open() {
     daemon.flush();
     let files = daemon.ctl_json(&["show", "run/step1.pt", "--files"]);
     let host_path = files["files"][0]["host_path"].as_str().expect("it is in memory").to_owned();
-    // This descriptor gives root the daemon's own view of Tier-1, for as long as it is open.
+    // The descriptor gives root the daemon's own view of Tier-1, for as long as it is open.
     let host = File::options().write(true).open(&host_path).unwrap();
     let dead = daemon.kill_serving();
     host.write_all_at(&[bytes[9 * MIB] ^ 0x10], 9 * MIB as u64).unwrap();
@@ -210,8 +210,8 @@ fn nothing_can_be_written_to_the_state_directory_and_the_mount_goes_on() {
     daemon.wait_for_next(dead);
 }
 
-/// A closed terminal, a rotation of logs or `systemctl reload` by habit sends signals to the keeper and to the daemon, whose log
-/// can no longer be written from then on.
+/// A closed terminal, a rotation of logs or `systemctl reload` by habit sends signals to the keeper and to the daemon. From then on, the
+/// daemon's log can no longer be written.
 #[test]
 fn signals_that_others_send_by_habit_end_neither_keeper_nor_daemon() {
     if !tidemark_tests::machine::can_mount() {

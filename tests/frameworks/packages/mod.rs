@@ -81,7 +81,7 @@ enum Temporary {
 
 #[test]
 fn deepspeed_zero_1() {
-    // Of the two, ZeRO-1 has the kills, because it names a step in its tracker before all ranks have saved.
+    // ZeRO-1 has the kills of the two, because it names a step in its tracker before all ranks have saved.
     comes_back(&deepspeed("deepspeed-zero1", &["1"]));
 }
 

@@ -38,8 +38,8 @@ const ACCELERATE: Package = Package {
 /// The trainer removes the oldest by the directories' mtimes, which a restart with empty memory must restore.
 #[test]
 fn hugging_face_trainer_with_a_total_limit() {
-    // Of the two packages of Hugging Face, Accelerate has the kills. The start with empty memory, on which this row's order of
-    // removal depends, comes with every kill count.
+    // Accelerate has the kills of Hugging Face's two packages. The start with empty memory, on which this row's order of removal
+    // depends, comes with every kill count.
     let kills = KILLS_OF_A_SIBLING;
     comes_back(&Package { name: "hf-trainer", script: "hf_trainer.py", kills, ..TWO_RANKS });
 }
