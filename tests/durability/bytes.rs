@@ -230,7 +230,7 @@ fn assert_io_error(daemon: &Daemon, path: &str) {
     }
 }
 
-/// Whether a line of the log names the file and all of these words.
+/// Whether a line of the log contains all of these words.
 fn logged(daemon: &Daemon, words: &[&str]) -> bool {
     daemon.log().lines().any(|line| words.iter().all(|word| line.contains(word)))
 }

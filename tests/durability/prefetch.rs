@@ -112,7 +112,7 @@ fn memory_gives_way_above_the_high_mark_down_to_the_low_one_and_tiers_says_what_
         .filter_map(|reason| reasons.get(*reason)?.as_u64())
         .sum();
     assert!(waiting >= 160 << 20, "{full:#}");
-    // The command passes over an open file.
+    // Eviction passes over an open file.
     let open = fs::File::open(daemon.mount().join(&files[0].0)).unwrap();
     daemon.flush();
     let fell = process::until(LIMIT, || {
