@@ -219,7 +219,7 @@ impl Datagrams {
     /// # Errors
     /// The system's error of the socket.
     pub async fn receive(&self) -> io::Result<(String, Vec<u8>)> {
-        // One byte more than the longest valid datagram, so that a longer one is noticed.
+        // Longer by a byte than the longest valid datagram, so that a longer one is noticed.
         let mut packet = [0; PACKET_BYTES_MAX + 1];
         loop {
             let bytes = match self.socket.recv_from(&mut packet).await {

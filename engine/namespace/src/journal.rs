@@ -115,7 +115,7 @@ impl Journal {
             Header { version: FORMAT_VERSION_LEAST, complete: true, serial: random_serial()?, incarnation };
         let slot = Slot { index: 0, file: first, header, end: HEADER_BYTES };
         let mut journal = Self::with_slot(slot, other, size_bytes);
-        // Of two complete headers the higher serial would win, so the other file's header is erased first.
+        // The higher serial of two complete headers would win, so the other file's header is erased first.
         for (index, file) in [(1, journal.other.as_ref()), (0, Some(&journal.slot.file))] {
             if let Some(file) = file {
                 write_all(file, &[0; HEADER_LEN], 0).map_err(failed(index, "erasing", size_bytes))?;

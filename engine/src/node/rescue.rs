@@ -48,7 +48,7 @@ pub(crate) fn look(shared: &Shared, ledger: &Ledger, book: &Book) -> Rescue {
         return Rescue::Sealing;
     }
     let sealed = contents(in_memory(&files)).expect("only sealed files were asked for");
-    // One version at a time: files that close in turn must not each upload all that came before.
+    // Versions follow each other one at a time: files that close in turn must not each upload all that came before.
     let on_its_way = |version: &VersionBook| {
         let checkpoint = &version.checkpoint;
         // A version prepared without evidence is at rest.

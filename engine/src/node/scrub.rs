@@ -397,7 +397,7 @@ async fn look_and_heal(shared: &Arc<Shared>, target: &Target) -> HostFound {
     let Some(pin) = shared.namespace.seals().pin_seal(target.file, target.seal) else {
         return HostFound::Unseen(Unseen::Gone);
     };
-    // One thread: the pace, and not this check, decides how soon all is checked.
+    // Uses one thread: the pace, and not this check, decides how soon all is checked.
     let bad = match check(shared, target, pin, 1).await {
         Ok(()) => {
             shared.metrics.scrub_bytes.inc_by(target.size_bytes);

@@ -507,7 +507,7 @@ impl Keep {
             if signals && self.is_told_to_end() {
                 self.terminations += 1;
                 if self.terminations == 1 {
-                    // One more daemon is started, to end in order.
+                    // Starts another daemon, to end in order.
                     return Ok(None);
                 }
                 self.abandon();

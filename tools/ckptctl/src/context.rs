@@ -156,7 +156,7 @@ fn followed(path: &Path) -> PathBuf {
 /// nothing is mounted there any more.
 ///
 /// # Errors
-/// One of the two cannot be read.
+/// The metadata of `directory`, `mount` or the directory above it cannot be read.
 pub(crate) fn is_on_mount(directory: &Path, mount: &Path) -> io::Result<bool> {
     let device = |path: &Path| Ok::<_, io::Error>(path.metadata()?.dev());
     let mounted = device(mount)?;

@@ -67,11 +67,11 @@ impl Layout {
         self.records[index].crc = crc;
     }
 
-    /// Takes the first [`START_BYTES`] of a record's bytes, or all of a shorter one.
+    /// Takes a record's bytes, or the first [`START_BYTES`] of them.
     pub(crate) fn set_start(&mut self, index: usize, start: &[u8]) {
-        let words = start.first_chunk::<START_BYTES>().map(|bytes| u64::from_le_bytes(*bytes));
-        let mistaken = words.filter(|words| words & LARGE == u64::from(DESCRIPTOR)).map(|words| words >> 32);
-        self.records[index].mistaken = mistaken.and_then(|crc| u32::try_from(crc).ok());
+        let behind = start.strip_prefix(&DESCRIPTOR.to_le_bytes());
+        self.records[index].mistaken =
+            behind.and_then(<[u8]>::first_chunk).map(|crc| u32::from_le_bytes(*crc));
     }
 
     /// Adds a record behind the others. Returns its index.

@@ -131,7 +131,7 @@ impl Archive {
             let whole = blocks[of_record].iter().all(|block| block.append_to(&mut crc));
             if let (true, Source::Tensor(memory, copied)) = (whole, &mut self.sources[index]) {
                 *copied = true;
-                self.layout.set_start(index, start_of(memory.bytes()));
+                self.layout.set_start(index, memory.bytes());
                 self.layout.set_crc(index, crc.finalize());
             }
         }
@@ -231,7 +231,7 @@ impl Archive {
     fn add_own(&mut self, name: &str, data: Vec<u8>) -> Result<usize, String> {
         let index = self.layout.add(name, data.len() as u64)?;
         self.layout.set_crc(index, crc32fast::hash(&data));
-        self.layout.set_start(index, start_of(&data));
+        self.layout.set_start(index, &data);
         self.sources.push(Source::Own(data));
         Ok(index)
     }
@@ -278,17 +278,12 @@ impl Archive {
                 gathered.bytes.extend_from_slice(memory.bytes());
                 let copy = &gathered.bytes[start..];
                 self.layout.set_crc(index, crc32fast::hash(copy));
-                self.layout.set_start(index, start_of(copy));
+                self.layout.set_start(index, copy);
             }
             Source::Tensor(..) | Source::Pieces(..) => gathered.skip(size)?,
         }
         gathered.add(&self.layout.records()[index].descriptor())
     }
-}
-
-/// The first bytes of a record, by which torch's writer may take it for a descriptor.
-fn start_of(bytes: &[u8]) -> &[u8] {
-    &bytes[..bytes.len().min(START_BYTES)]
 }
 
 /// Neighbouring small pieces of the file, which become one write.

@@ -80,8 +80,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<bool> {
         return Ok(true);
     }
     let executable = build(&workspace, options.smoke)?;
-    let scratch = Scratch::make()?;
-    scratch.ensure_room()?;
+    let scratch = Scratch::with_room()?;
     let mut good = true;
     for stage in &stages {
         if let Err(why) = one(&executable, &stage.name, options.smoke, &options.passed_on, &scratch)? {

@@ -45,8 +45,7 @@ pub(crate) fn figures(options: &BenchOptions) -> Result<bool> {
     let chosen = bench::chosen(all.clone(), &options.names)?;
     let origin = Origin::here(&workspace.root)?;
     let executable = bench::build(&workspace, false)?;
-    let scratch = Scratch::make()?;
-    scratch.ensure_room()?;
+    let scratch = Scratch::with_room()?;
     let folder = workspace.root.join(bench::FOLDER);
     let mut good = true;
     for stage in chosen {

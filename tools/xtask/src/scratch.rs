@@ -32,6 +32,13 @@ impl Scratch {
         Ok(Self(folder))
     }
 
+    /// Makes the folder for a run that begins at once; see [`Scratch::ensure_room`].
+    pub(crate) fn with_room() -> Result<Self> {
+        let made = Self::make()?;
+        made.ensure_room()?;
+        Ok(made)
+    }
+
     /// Refuses a run on a disk with too little room, where tests would fail one by one for reasons that look like their own.
     pub(crate) fn ensure_room(&self) -> Result<()> {
         let free = free_bytes(&self.0)?;

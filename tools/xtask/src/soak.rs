@@ -69,8 +69,7 @@ pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
     if let Some(seed) = options.seed {
         command.env("TIDEMARK_CAMPAIGN_SEED", seed.to_string());
     }
-    let scratch = Scratch::make()?;
-    scratch.ensure_room()?;
+    let scratch = Scratch::with_room()?;
     scratch.lend(&mut command);
     let ran = watch(&mut command)?;
     if report.exists() {

@@ -125,7 +125,7 @@ impl Engine {
             self.visibility.timetable.ask_again(Subject::Removals, now, lives);
         }
         let namespace = &self.shared.namespace;
-        // One process may have removed thousands of files: it is asked once.
+        // A process is asked once, though it may have removed thousands of files.
         let mut asked = BTreeMap::new();
         self.visibility.removers.retain(|_, who| {
             let told = || {
