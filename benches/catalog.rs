@@ -31,6 +31,8 @@ const CONFIG: &str = "[save]\nsettle_s = 3600.0\n[tier3]\npaced = false\n[replic
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const FILES_PER_CHECKPOINT: usize = 1000;
 const SMOKE_FILES: usize = 60;
+/// Writers of each node in the figure of several.
+const THREADS: usize = 8;
 const ALONE: &str = "one node that is alone, with as many writers";
 
 /// Numbers of simulated nodes, one after the other. The last is the size of a large cluster, and the most for which a daemon with 20,000
@@ -60,6 +62,8 @@ impl Rounds {
 #[derive(Debug, Default)]
 struct Seen {
     create_shared: Rounds,
+    create_shared_8_threads: Rounds,
+    ranks_seen_s: Vec<f64>,
     create_own: Rounds,
     look: Rounds,
     list: Rounds,
@@ -106,6 +110,7 @@ fn names(bench: &Bench) -> anyhow::Result<()> {
     }
     for (name, ours, alone) in [
         ("create_shared", ours.create_shared, alone.create_shared),
+        ("create_shared_8_threads", ours.create_shared_8_threads, alone.create_shared_8_threads),
         ("create_own", ours.create_own, alone.create_own),
         ("look", ours.look, alone.look),
         ("list", ours.list, alone.list),
@@ -116,7 +121,8 @@ fn names(bench: &Bench) -> anyhow::Result<()> {
         let p99 = Compared::new(p99(ours.each_s)?, p99(alone.each_s)?);
         bench.result(&format!("catalog_{name}_p99"), "us", ALONE, p99)?;
     }
-    Ok(())
+    let seen = Compared::new(Sampled::median(ours.ranks_seen_s)?, Sampled::median(alone.ranks_seen_s)?);
+    bench.result("catalog_1000_ranks_seen", "s", ALONE, seen)
 }
 
 /// Measures the names of one checkpoint: three writers create them in one directory and each in its own; the third looks them up and lists
@@ -129,12 +135,18 @@ fn checkpoint(mounts: &[PathBuf; 3], step: &str, files: usize, seen: &mut Seen) 
         fs::create_dir_all(own(mount, writer)).context("make an own directory")?;
     }
     let each = files / mounts.len();
-    let (took_s, each_s) =
-        at_once(mounts, |writer, mount| create(&shared(mount), writer, each)).context("in one directory")?;
+    let (took_s, each_s) = at_once(mounts, 1, |writer, mount| create(&shared(mount), writer, each))
+        .context("in one directory")?;
     seen.create_shared.add(took_s, each_s);
-    let (took_s, each_s) = at_once(mounts, |writer, mount| create(&own(mount, writer), writer, each))
+    // The names of other writers than those above.
+    let by_threads = |writer, mount: &Path| create(&shared(mount), writer + mounts.len(), each / THREADS);
+    let (took_s, each_s) = at_once(mounts, THREADS, by_threads).context("in one directory, by threads")?;
+    let by_threads = each_s.len();
+    seen.create_shared_8_threads.add(took_s, each_s);
+    let (took_s, each_s) = at_once(mounts, 1, |writer, mount| create(&own(mount, writer), writer, each))
         .context("in own directories")?;
     seen.create_own.add(took_s, each_s);
+    seen.ranks_seen_s.push(ranks(mounts, step, files)?);
 
     // The last node reads names that the first one made.
     let reader = &mounts[mounts.len() - 1];
@@ -151,10 +163,28 @@ fn checkpoint(mounts: &[PathBuf; 3], step: &str, files: usize, seen: &mut Seen) 
     let started = Instant::now();
     let listed = fs::read_dir(shared(reader)).context("list")?.count();
     let took_s = started.elapsed().as_secs_f64();
-    ensure!(listed == each * mounts.len(), "{listed} of {} names are listed", each * mounts.len());
+    let made = each * mounts.len() + by_threads;
+    ensure!(listed == made, "{listed} of {made} names are listed");
     // A listing counts as one operation, whatever its number of names.
     seen.list.add(took_s, vec![took_s]);
     Ok(())
+}
+
+/// Has many ranks, spread over the nodes, make two files each in one directory, as ranks of DCP do. Returns the seconds until every node
+/// lists all of them.
+fn ranks(mounts: &[PathBuf; 3], step: &str, ranks: usize) -> anyhow::Result<f64> {
+    let folder = |mount: &Path| mount.join("ranks").join(step);
+    for mount in mounts {
+        fs::create_dir_all(folder(mount)).context("make the ranks' directory")?;
+    }
+    let each = ranks / mounts.len();
+    let started = Instant::now();
+    at_once(mounts, each, |rank, mount| create(&folder(mount), rank, 2)).context("as ranks")?;
+    for mount in mounts {
+        let (listed, made) = (fs::read_dir(folder(mount)).context("list")?.count(), 2 * each * mounts.len());
+        ensure!(listed == made, "{listed} of {made} names are listed at {}", mount.display());
+    }
+    Ok(started.elapsed().as_secs_f64())
 }
 
 fn name(writer: usize, number: usize) -> String {
@@ -172,18 +202,18 @@ fn create(folder: &Path, writer: usize, files: usize) -> anyhow::Result<Vec<f64>
     (0..files).map(one).collect()
 }
 
-/// Runs all writers at the same time. Returns the time until the last is done, and the seconds of each operation.
+/// Runs `threads` writers on each mount at the same time; each gets a number of its own. Returns the time until the last is done, and the
+/// seconds of each operation.
 fn at_once(
     mounts: &[PathBuf; 3],
+    threads: usize,
     write: impl Fn(usize, &Path) -> anyhow::Result<Vec<f64>> + Sync,
 ) -> anyhow::Result<(f64, Vec<f64>)> {
     let started = Instant::now();
     let write = &write;
     let done: Vec<anyhow::Result<Vec<f64>>> = thread::scope(|scope| {
-        let writers: Vec<_> = mounts
-            .iter()
-            .enumerate()
-            .map(|(number, mount)| scope.spawn(move || write(number, mount)))
+        let writers: Vec<_> = (0..threads * mounts.len())
+            .map(|number| scope.spawn(move || write(number, &mounts[number % mounts.len()])))
             .collect();
         writers.into_iter().map(|writer| writer.join().expect("a writer does not panic")).collect()
     });

@@ -217,7 +217,7 @@ fn to_change<'a>(
         return (change, None);
     };
     match cluster.try_enter(Access::List { directory }) {
-        Some(held) => (change, Some(held)),
+        Some(held) => (Access::Attributes { parent, name }, Some(held)),
         None => (Access::Move { parent, name }, None),
     }
 }

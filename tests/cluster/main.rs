@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `net` | the network itself: does each fault of the harness happen, and does it end? |
 //! | `tree` | one tree: names and bytes of one node on the others, and after its loss |
+//! | `remembered` | what a node answers by itself for a moment: other nodes' changes show all the same |
 //! | `twin` | random calls on any node, daemons killed or not: are all nodes together one directory? |
 //! | `site` | several nodes of one cluster, for the other files |
 //! | `failover` | the coordinator is lost, stopped or cut off, and another node takes its role |
@@ -32,6 +33,7 @@ mod links;
 mod members;
 mod net;
 mod nodes;
+mod remembered;
 mod silent;
 mod site;
 mod tier3;

@@ -89,7 +89,7 @@ impl Catalog {
                         return self.looked(look, Leave::Name).await;
                     }
                     let entries = self.node.memory.tree.borrow().entries(directory).unwrap_or_default();
-                    return self.looked(look, Leave::Directory { entries }).await;
+                    return self.looked(look, Leave::Directory { entries, seen: false }).await;
                 }
                 LeaseVerdict::TooMany => return Err(Refused::Unavailable("too many promises".to_owned())),
             }
@@ -150,10 +150,11 @@ impl Catalog {
         name: Option<&[u8]>,
         release: bool,
     ) -> Result<(), Refused> {
+        let promise = name.and_then(|name| self.state.borrow().leases.promise_of(holder, path, name));
         let done = || {
             let mut state = self.state.borrow_mut();
-            if let Some(name) = name {
-                state.leases.published(holder, path, name);
+            if let (Some(name), Some(promise)) = (name, promise) {
+                state.leases.published(path, name, promise);
             }
             if release {
                 state.leases.released(holder, path);
@@ -421,8 +422,7 @@ impl State {
     }
 
     fn keep_promise(&mut self, from: &NodeLife, path: &[u8]) {
-        let (directory, name) = split(path);
-        self.leases.published(&from.node, directory, name);
+        self.leases.published_at(&from.node, path);
     }
 
     fn on_our_clock(&self, told: &NodeState, from: &NodeLife, now_ns: i64) -> NodeState {

@@ -298,7 +298,7 @@ impl Node {
             return Ok(matches!(looked.leave, Leave::Directory { .. }));
         }
         let mut tree = self.memory.tree.borrow_mut();
-        if let Leave::Directory { entries } = &looked.leave {
+        if let Leave::Directory { entries, .. } = &looked.leave {
             tree.settle_directory(directory, entries, asked_at);
             return Ok(true);
         }

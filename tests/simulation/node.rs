@@ -431,7 +431,11 @@ impl Node {
             ToNode::Recall { epoch, .. } | ToNode::Objects { epoch, .. } => *epoch,
             ToNode::Members(members) => members.epoch,
             ToNode::Prepare(prepare) => prepare.epoch,
-            ToNode::Ask(_) | ToNode::Knock | ToNode::Removed { .. } | ToNode::Pace { .. } => {
+            ToNode::Ask(_)
+            | ToNode::Forget { .. }
+            | ToNode::Knock
+            | ToNode::Removed { .. }
+            | ToNode::Pace { .. } => {
                 unreachable!("nobody tells that here")
             }
         };
@@ -457,7 +461,11 @@ impl Node {
                 self.in_tier3(&objects);
                 wire::encode(&())
             }
-            ToNode::Ask(_) | ToNode::Knock | ToNode::Removed { .. } | ToNode::Pace { .. } => {
+            ToNode::Ask(_)
+            | ToNode::Forget { .. }
+            | ToNode::Knock
+            | ToNode::Removed { .. }
+            | ToNode::Pace { .. } => {
                 unreachable!("nobody tells that here")
             }
         };

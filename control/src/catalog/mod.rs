@@ -3,6 +3,7 @@
 //! | file | owns |
 //! |---|---|
 //! | `look` | answering for names; which nodes to ask first |
+//! | `recall` | asking a node to publish, and to give directories back |
 //! | `hear` | making every node publish its pending changes |
 //! | `take` | taking publications in |
 //! | `roll` | the members, and which node keeps whose copies |
@@ -21,6 +22,7 @@ mod hear;
 mod keep;
 mod look;
 mod members;
+mod recall;
 mod removed;
 mod roll;
 mod succeed;
@@ -32,6 +34,7 @@ pub use roll::Terms;
 use hear::Heard;
 use keep::Keeping;
 pub use keep::{CatalogLog, Step, StepError};
+use look::Lookups;
 use members::{ASKS_MAX, Outbox, Told};
 use roll::{Now, Roll};
 use std::collections::{BTreeMap, BTreeSet};
@@ -200,6 +203,10 @@ impl Catalog {
         &self.counters
     }
 
+    fn lookups(&self) -> Lookups<'_> {
+        Lookups { catalog: self }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -283,8 +290,8 @@ impl Authority for Catalog {
         let answer = match message {
             ToCoordinator::Join(join) => wire::encode(&self.join(&from, join)?),
             ToCoordinator::Publish(publication) => wire::encode(&self.take(&from, &publication).await?),
-            ToCoordinator::Look(look) => wire::encode(&self.look(&from.node, &look).await?),
-            ToCoordinator::List { path } => wire::encode(&self.list(&from.node, &path).await?),
+            ToCoordinator::Look(look) => wire::encode(&self.lookups().look(&from.node, &look).await?),
+            ToCoordinator::List { path } => wire::encode(&self.lookups().list(&from.node, &path).await?),
             ToCoordinator::Where { file, failed } => {
                 wire::encode(&self.where_is(&from.node, file, &failed).await?)
             }
@@ -294,7 +301,7 @@ impl Authority for Catalog {
                 self.take_copies(&from, &copies);
                 wire::encode(&())
             }
-            ToCoordinator::Find { file } => wire::encode(&self.find(file)),
+            ToCoordinator::Find { file } => wire::encode(&self.lookups().find(file)),
             ToCoordinator::Reported => {
                 self.heard(&from);
                 wire::encode(&())

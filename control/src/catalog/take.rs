@@ -127,6 +127,9 @@ impl Catalog {
             namespace.nodes().other_names(&path).into_iter().chain([path]).collect::<Vec<_>>()
         };
         let changed: Vec<_> = publication.operations.iter().flat_map(paths).collect();
+        let states = publication.states.iter().map(|told| told.path.as_slice());
+        let told = publication.operations.iter().flat_map(NameOperation::paths).chain(states);
+        let there: Vec<_> = told.filter(|path| namespace.nodes().node_at(path).is_some()).collect();
         let mut shared = Vec::new();
         let now = self.now();
         let mut state = self.lock();
@@ -151,13 +154,20 @@ impl Catalog {
                     self.woken.notify_one();
                 }
             }
+            // It asked before where it could.
+            if matches!(operation, NameOperation::Removed { .. } | NameOperation::Renamed { .. }) {
+                for path in operation.paths() {
+                    let knowing = state.leases.take_knowing(&from.node, path, now);
+                    state.outbox.recalls.extend(knowing.into_iter().map(|node| (node, path.to_vec())));
+                }
+                self.woken.notify_one();
+            }
             if !state.leases.follow(&from.node, operation) {
                 shared.push(operation.path().to_vec());
             }
         }
-        // A file that was begun anew under a promised name.
-        for told in &publication.states {
-            state.leases.published_at(&from.node, &told.path);
+        for path in there {
+            state.leases.published_at(&from.node, path);
         }
         namespace.catalog().took_publication(from, publication.number);
         state.published.insert(from.clone(), publication.number);
@@ -183,6 +193,8 @@ impl Catalog {
                 outbox.recalls.insert((holder, directory.to_vec()));
             }
             outbox.recalls.extend(leases.holders_below(own, path));
+            let knowing = leases.take_knowing(own, path, now);
+            outbox.recalls.extend(knowing.into_iter().map(|node| (node, path.to_vec())));
         }
         if !outbox.recalls.is_empty() {
             self.woken.notify_one();

@@ -28,6 +28,9 @@ const RECENT_MAX: usize = 1 << 14;
 /// closed.
 const BEGUN_MAX: usize = 1 << 16;
 
+/// Operations that are examined for each question about a name. With more, publishing them first costs less.
+const LAG_MAX: usize = 1024;
+
 /// Receiver of this node's changes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Audience {
@@ -348,6 +351,24 @@ impl Publications<'_> {
     #[must_use]
     pub fn names_number(&self) -> u64 {
         self.state.look(|state| state.outgoing.number())
+    }
+
+    /// Returns the number of operations on names so far, if those that were not answered only made files, at most [`LAG_MAX`], and this
+    /// node has nothing of the name `name` in `parent`. Then an answer that there is no such name is true, whether these operations are
+    /// published before or after it.
+    #[must_use]
+    pub fn makes_only_others(&self, parent: NodeId, name: &[u8]) -> Option<u64> {
+        self.state.look(|state| {
+            let unanswered = &state.outgoing.untold.as_ref()?.unanswered;
+            let makes_another = |operation: &NameOperation| match operation {
+                NameOperation::File { path, .. } => split(path).1 != name,
+                _ => false,
+            };
+            let only_makes = unanswered.lost().is_none()
+                && unanswered.count() <= LAG_MAX
+                && unanswered.operations().all(makes_another);
+            (only_makes && state.tree.child(parent, name).is_err()).then(|| state.outgoing.number())
+        })
     }
 
     /// Queues files that were published as empty and have bytes by now. Each costs a look at its size, so the lock is released after

@@ -132,6 +132,10 @@ impl Unanswered {
         self.operations.iter().map(|kept| &kept.operation)
     }
 
+    pub(super) fn count(&self) -> usize {
+        self.operations.len()
+    }
+
     pub(super) fn has_operations(&self) -> bool {
         !self.operations.is_empty()
     }

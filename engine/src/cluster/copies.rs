@@ -133,9 +133,10 @@ impl Cluster {
     pub fn take_copies(&self, from: &NodeName, copies: &Copies) {
         let mut holders = self.holders.by_seal.lock().unwrap_or_else(PoisonError::into_inner);
         if copies.whole {
-            for names in holders.values_mut() {
+            holders.retain(|_, names| {
                 names.remove(from);
-            }
+                !names.is_empty()
+            });
         }
         for state in &copies.kept {
             if let NodeKind::File(facts) = &state.kind {
@@ -145,9 +146,11 @@ impl Cluster {
         for key in &copies.dropped {
             if let Some(names) = holders.get_mut(key) {
                 names.remove(from);
+                if names.is_empty() {
+                    holders.remove(key);
+                }
             }
         }
-        holders.retain(|_, names| !names.is_empty());
     }
 }
 

@@ -2,7 +2,10 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `names` | the directories that this node holds alone, and asking the coordinator about all others |
+//! | `names` | leave for calls on names |
+//! | `held` | the directories that this node holds alone, and the calls at work |
+//! | `asking` | asking the coordinator about a name |
+//! | `remembered` | what answers let this node do without a question, for a moment |
 //! | `publisher` | publishing this node's changes to the coordinator |
 //! | `facts` | the tree's nodes as they are published |
 //! | `member` | joining, beating, following the coordinator |
@@ -20,14 +23,17 @@
 //! `engine/design/0018-one-tree.md` has the argument.
 
 mod aside;
+mod asking;
 mod calls;
 mod copies;
 mod facts;
+mod held;
 mod member;
 mod names;
 mod pace;
 mod participants;
 mod publisher;
+mod remembered;
 mod service;
 mod tagged;
 mod whereabouts;
@@ -44,7 +50,7 @@ pub use whereabouts::Near;
 use bytes::Bytes;
 use calls::Calls;
 use copies::Holders;
-use names::Names;
+use held::Names;
 use publisher::Publisher;
 use serde::de::DeserializeOwned;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -313,6 +319,7 @@ impl Cluster {
         }
         *now = seat;
         drop(now);
+        self.names.forget_answers();
         if !same {
             *self.seated.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
             self.view().rejoin();
@@ -648,7 +655,7 @@ impl Cluster {
         {
             return;
         }
-        self.names.hold(&self.namespace, node);
+        self.names.hold(&self.namespace, node, false);
     }
 
     /// Records a rename on this node. If this node is not the coordinator, the published operation reports the rename.

@@ -70,6 +70,11 @@ impl NodeService {
                 recall(cluster, &path, name, release).await?;
                 wire::encode(&())
             }
+            ToNode::Forget { epoch } => {
+                self.check(epoch)?;
+                cluster.names.forget_directories();
+                wire::encode(&())
+            }
             ToNode::Members(change) => {
                 self.check(change.epoch)?;
                 // Other commands may carry an epoch that their sender has merely seen; only the epoch's coordinator sends this one.
@@ -130,6 +135,9 @@ async fn recall(
     name: Option<Vec<u8>>,
     release: bool,
 ) -> Result<(), Refusal> {
+    if release {
+        cluster.names.forget_directories();
+    }
     let node = cluster.namespace.nodes().node_at(path);
     if let Some(node) = node
         && (release || name.is_some())

@@ -10,6 +10,7 @@
 //! | `ledger`, `copies` | files, groups, books, which name of a file carries its bytes, which names Tier-3 cannot hold; how many copies there are |
 //! | `book` | one checkpoint over its versions |
 //! | `due` | which entries are examined now, which later |
+//! | `looks` | how much of the loop's time goes into judging checkpoints |
 //! | `decide` | what a book should do next |
 //! | `indices` | which indices can be read |
 //! | `unsaved`, `links` | which directories and links Tier-3 does not know yet |
@@ -77,6 +78,7 @@ mod jobs;
 mod keeping;
 mod ledger;
 mod links;
+mod looks;
 mod loose;
 mod metric;
 mod names;

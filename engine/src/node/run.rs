@@ -15,6 +15,7 @@ use crate::node::gc::Gc;
 use crate::node::generations::Generations;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::{Contents, Ledger};
+use crate::node::looks::Looks;
 use crate::node::metric::SaidLater;
 use crate::node::recover::{Knows, NotBelieved, Recovered};
 use crate::node::scrub::Scrub;
@@ -88,6 +89,7 @@ pub(crate) struct Engine {
     pub(crate) full: Full,
     /// Books whose candidate no version covers. Time alone may change them, so each is examined again.
     pub(crate) unsettled: BTreeSet<CheckpointId>,
+    looks: Looks,
     pub(crate) backlog: Backlog,
     pub(crate) file_jobs: FileJobs,
     /// Checkpoints about which other nodes are asked, with the contents that were whole when all nodes had answered.
@@ -267,6 +269,7 @@ impl Engine {
             ledger,
             jobs: JoinSet::new(),
             unsettled: BTreeSet::new(),
+            looks: Looks::default(),
             backlog: Backlog::default(),
             file_jobs: FileJobs::default(),
             hearing: BTreeMap::new(),
@@ -322,7 +325,9 @@ impl Engine {
     /// Returns how long the loop may wait for an event.
     fn pause(&self, now: Instant) -> Duration {
         let tick = TICK.saturating_sub(now.saturating_duration_since(self.last_tick));
-        self.ledger.next_regroup(now).map_or(tick, |held| held.min(tick)).max(Duration::from_millis(1))
+        let looks = self.looks.wait(now).filter(|_| !self.ledger.due.is_empty());
+        let next = self.ledger.next_regroup(now).into_iter().chain(looks).fold(tick, Duration::min);
+        next.max(Duration::from_millis(1))
     }
 
     /// Runs one step of a node that does not decide: seals closed files, and looks after its bytes.
@@ -399,8 +404,13 @@ impl Engine {
         if self.knows == Knows::All {
             self.hear_who_changed_names();
         }
-        for id in std::mem::take(&mut self.ledger.due) {
-            self.look_at(&id);
+        // A caller that waits is answered from what was judged.
+        if self.looks.may_begin(now) || self.draining || !self.flushes.is_empty() {
+            let begun = Instant::now();
+            for id in std::mem::take(&mut self.ledger.due) {
+                self.look_at(&id);
+            }
+            self.looks.took(begun.elapsed(), Instant::now());
         }
         if tick {
             self.undo_removals(now);

@@ -133,6 +133,7 @@ impl Replicator {
             streams,
             files: BTreeMap::new(),
             unfinished: BTreeSet::new(),
+            growing: BTreeSet::new(),
             ended: JoinSet::new(),
             queue: Queue::default(),
             asking: 0,
@@ -271,6 +272,8 @@ struct Turn {
     streams: bool,
     files: BTreeMap<NodeId, Tracked>,
     unfinished: BTreeSet<NodeId>,
+    /// Files that are not sealed and were not announced: their size is examined.
+    growing: BTreeSet<NodeId>,
     ended: JoinSet<Ended>,
     queue: Queue,
     asking: usize,
@@ -282,8 +285,7 @@ impl Turn {
     async fn run(mut self) {
         let mut watched = true;
         loop {
-            let growing = self.files.values().any(|tracked| tracked.sealed.is_none() && !tracked.announced);
-            let look = if growing { GROWING_LOOK } else { WAITING_LOOK };
+            let look = if self.growing.is_empty() { WAITING_LOOK } else { GROWING_LOOK };
             let board = Arc::clone(&self.board);
             tokio::select! {
                 () = board.woken.notified() => {}
@@ -454,6 +456,7 @@ impl Turn {
         let Some(view) = view else {
             self.files.remove(&node);
             self.unfinished.remove(&node);
+            self.growing.remove(&node);
             return;
         };
         if view.state == FileState::Cut {
@@ -497,6 +500,8 @@ impl Turn {
                 self.queue.turns(node, priority);
             }
         }
+        self.growing.remove(&node);
+        self.growing.extend((tracked.sealed.is_none() && !tracked.announced).then_some(node));
         self.unfinished.insert(node);
         self.give_ways(node);
         let ways: Vec<String> = self.files[&node].ways.keys().cloned().collect();
@@ -582,6 +587,7 @@ impl Turn {
         let elapsed_ms = u64::try_from(now.saturating_sub(before).as_millis()).unwrap_or(u64::MAX).max(1);
         if size_bytes.saturating_sub(was_bytes) > WRITTEN_BYTES_PER_MS_MAX.saturating_mul(elapsed_ms) {
             tracked.announced = true;
+            self.growing.remove(&node);
             return None;
         }
         tracked.stable_bytes = was_bytes.min(size_bytes) / CHUNK_BYTES * CHUNK_BYTES;

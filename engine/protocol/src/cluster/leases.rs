@@ -18,6 +18,13 @@ use std::time::Duration;
 /// name.
 pub const PROMISE: Duration = Duration::from_secs(10);
 
+/// Time for which a node that looked a directory up is remembered. It asks again after half of that (`KNOWN_FOR` of the engine's
+/// `cluster::remembered`).
+pub const KNOWN: Duration = Duration::from_secs(2);
+
+/// Number of directories of which the nodes that looked them up are remembered. Beyond it they ask each time.
+pub const KNOWN_MAX: usize = 1 << 16;
+
 /// Number of names promised at a time, over all nodes: every rank of a large job makes a few at once. Beyond it a name is refused,
 /// and the node asks again.
 pub const PROMISES_MAX: usize = 1 << 20;
@@ -59,6 +66,8 @@ pub enum Verdict {
 struct Promise {
     node: NodeName,
     until: Duration,
+    /// Tells this promise from a later one of the same name to the same node.
+    number: u64,
 }
 
 /// All leases of one epoch. Paths are relative to the mount.
@@ -66,6 +75,10 @@ struct Promise {
 pub struct Leases {
     directories: BTreeMap<Vec<u8>, Lease>,
     promises: BTreeMap<(Vec<u8>, Vec<u8>), Promise>,
+    /// Number of the last promise.
+    last_promise: u64,
+    /// The nodes that looked a directory up, by its path, each with the time until which it may answer for it.
+    known: BTreeMap<Vec<u8>, BTreeMap<NodeName, Duration>>,
 }
 
 impl Leases {
@@ -110,9 +123,65 @@ impl Leases {
                 return Verdict::TooMany;
             }
         }
-        let promise = Promise { node: from.clone(), until: now + PROMISE };
+        self.last_promise += 1;
+        let promise = Promise { node: from.clone(), until: now + PROMISE, number: self.last_promise };
         self.promises.insert((directory.to_vec(), name.to_vec()), promise);
         Verdict::Promised
+    }
+
+    /// Records that a node looks a directory up, and need not ask about it again for a moment. To be recorded before the answer is made: a
+    /// node that changes the directory after that has this one forget it. Returns false if too many are recorded.
+    pub fn knows(&mut self, node: &NodeName, path: &[u8], now: Duration) -> bool {
+        if self.known.len() >= KNOWN_MAX && !self.known.contains_key(path) {
+            self.known.retain(|_, nodes| {
+                nodes.retain(|_, until| *until > now);
+                !nodes.is_empty()
+            });
+            if self.known.len() >= KNOWN_MAX {
+                return false;
+            }
+        }
+        self.known.entry(path.to_vec()).or_default().insert(node.clone(), now + KNOWN);
+        true
+    }
+
+    /// Takes back [`Leases::knows`]: the path is no directory.
+    pub fn knows_not(&mut self, node: &NodeName, path: &[u8]) {
+        if let Some(nodes) = self.known.get_mut(path) {
+            nodes.remove(node);
+            if nodes.is_empty() {
+                self.known.remove(path);
+            }
+        }
+    }
+
+    /// Returns the nodes other than `by` that looked up the directory at `path`, or one below it, a moment ago. They have to forget it
+    /// before `by` changes it. Removes their records.
+    pub fn take_knowing(&mut self, by: &NodeName, path: &[u8], now: Duration) -> BTreeSet<NodeName> {
+        let near = self.known.range(path.to_vec()..).take_while(|(known, _)| known.starts_with(path));
+        let below: Vec<_> =
+            near.filter(|(known, _)| is_below(known, path)).map(|(known, _)| known.clone()).collect();
+        let mut knowing = BTreeSet::new();
+        for path in below {
+            let nodes = self.known.get_mut(&path).expect("it was found a moment ago");
+            let own = nodes.remove_entry(by);
+            let others = std::mem::take(nodes).into_iter();
+            knowing.extend(others.filter(|(_, until)| *until > now).map(|(node, _)| node));
+            nodes.extend(own);
+            if nodes.is_empty() {
+                self.known.remove(&path);
+            }
+        }
+        knowing
+    }
+
+    /// Whether nodes other than `by` looked up a directory below this one a moment ago.
+    #[must_use]
+    pub fn is_seen(&self, by: &NodeName, directory: &[u8], now: Duration) -> bool {
+        let near =
+            self.known.range(directory.to_vec()..).take_while(|(known, _)| known.starts_with(directory));
+        let mut below = near.filter(|(known, _)| is_below(known, directory));
+        below.any(|(_, nodes)| nodes.iter().any(|(node, until)| node != by && *until > now))
     }
 
     /// Marks a directory that its holder gave back as shared.
@@ -135,15 +204,23 @@ impl Leases {
         }
     }
 
-    /// Ends the promise of a name: its node has published it.
-    pub fn published(&mut self, from: &NodeName, directory: &[u8], name: &[u8]) {
+    /// Returns the number of the promise of a name to a node. To be taken before the node is asked to publish; for [`Leases::published`].
+    #[must_use]
+    pub fn promise_of(&self, node: &NodeName, directory: &[u8], name: &[u8]) -> Option<u64> {
+        let promise = self.promises.get(&(directory.to_vec(), name.to_vec()))?;
+        (promise.node == *node).then_some(promise.number)
+    }
+
+    /// Ends a promise, because its node was asked and has published what it did with the name. The node may have been promised the name
+    /// again since it answered; that promise stays, or two nodes would make the name.
+    pub fn published(&mut self, directory: &[u8], name: &[u8], promise: u64) {
         let key = (directory.to_vec(), name.to_vec());
-        if self.promises.get(&key).is_some_and(|promise| promise.node == *from) {
+        if self.promises.get(&key).is_some_and(|known| known.number == promise) {
             self.promises.remove(&key);
         }
     }
 
-    /// Applies an operation that `from` published to leases and promises. Returns false if the operation made a directory that
+    /// Applies an operation that `from` published to leases. Returns false if the operation made a directory that
     /// another node had before.
     pub fn follow(&mut self, from: &NodeName, operation: &NameOperation) -> bool {
         let mut is_its_own = true;
@@ -160,17 +237,16 @@ impl Leases {
                 self.removed(to);
             }
         }
-        if let NameOperation::Renamed { from: old, .. } = operation {
-            self.published_at(from, old);
-        }
-        self.published_at(from, operation.path());
         is_its_own
     }
 
-    /// Does the same as [`Leases::published`], for a path.
+    /// Ends the promise of a name to a node that published it, and that is in the catalog by now. A name that is missing again keeps its
+    /// promise: it may be a later one.
     pub fn published_at(&mut self, from: &NodeName, path: &[u8]) {
         let (directory, name) = split(path);
-        self.published(from, directory, name);
+        if let Some(promise) = self.promise_of(from, directory, name) {
+            self.published(directory, name, promise);
+        }
     }
 
     /// Gives a directory to the node that made it. Returns false if another node had it before.
@@ -206,7 +282,13 @@ impl Leases {
         for path in self.below(directory) {
             self.directories.remove(&path);
         }
-        self.promises.retain(|(path, _), _| !is_below(path, directory));
+        let near = self.promises.range((directory.to_vec(), Vec::new())..);
+        let near = near.take_while(|((path, _), _)| path.starts_with(directory));
+        let below: Vec<_> =
+            near.filter(|((path, _), _)| is_below(path, directory)).map(|(name, _)| name.clone()).collect();
+        for name in below {
+            self.promises.remove(&name);
+        }
     }
 
     /// Returns the nodes other than `from` that hold a directory at or below this one. The coordinator recalls these directories before it
@@ -236,6 +318,10 @@ impl Leases {
     pub fn gone(&mut self, node: &NodeName) {
         self.directories.retain(|_, lease| *lease != Lease::Alone(node.clone()));
         self.promises.retain(|_, promise| promise.node != *node);
+        self.known.retain(|_, nodes| {
+            nodes.remove(node);
+            !nodes.is_empty()
+        });
     }
 
     fn below(&self, directory: &[u8]) -> Vec<Vec<u8>> {
@@ -289,6 +375,46 @@ mod tests {
     }
 
     #[test]
+    fn who_looked_a_directory_up_is_found_before_another_changes_it_or_what_is_above_it() {
+        let (a, b, c) = (node("a"), node("b"), node("c"));
+        let looked = || {
+            let mut leases = Leases::default();
+            assert!(leases.knows(&a, b"run/step", NOW) && leases.knows(&b, b"run/step", NOW));
+            assert!(leases.knows(&b, b"run/step2", NOW) && leases.knows(&c, b"run/step/below", NOW));
+            leases
+        };
+        let all = |nodes: &[&NodeName]| nodes.iter().copied().cloned().collect::<BTreeSet<_>>();
+        assert_eq!(looked().take_knowing(&a, b"run/step", NOW), all(&[&b, &c]));
+        assert_eq!(looked().take_knowing(&c, b"run", NOW), all(&[&a, &b]));
+        assert_eq!(looked().take_knowing(&c, b"run/step2/x", NOW), all(&[]));
+        assert_eq!(looked().take_knowing(&c, b"run", NOW + KNOWN), all(&[]), "they ask again by now");
+        let mut leases = looked();
+        assert!(leases.is_seen(&b, b"run", NOW) && !leases.is_seen(&b, b"run", NOW + KNOWN));
+        leases.take_knowing(&a, b"run/step", NOW);
+        assert_eq!(
+            leases.take_knowing(&c, b"run/step", NOW),
+            all(&[&a]),
+            "it knows the directory that it changed"
+        );
+        leases.knows_not(&b, b"run/step2");
+        assert!(!leases.is_seen(&a, b"run", NOW));
+        let mut leases = looked();
+        leases.gone(&b);
+        assert_eq!(leases.take_knowing(&a, b"", NOW), all(&[&c]));
+    }
+
+    #[test]
+    fn more_directories_than_the_limit_are_asked_about_each_time() {
+        let (a, mut leases) = (node("a"), Leases::default());
+        for number in 0..KNOWN_MAX {
+            assert!(leases.knows(&a, format!("d{number}").as_bytes(), NOW));
+        }
+        assert!(!leases.knows(&a, b"one more", NOW) && leases.knows(&a, b"d7", NOW));
+        assert!(leases.knows(&a, b"one more", NOW + KNOWN), "old ones make room");
+        assert_eq!(leases.known.len(), 1);
+    }
+
+    #[test]
     fn what_is_taken_back_for_no_other_node_is_somebodys_alone_again() {
         let (a, b) = (node("a"), node("b"));
         let mut leases = Leases::default();
@@ -339,7 +465,14 @@ mod tests {
         assert_eq!(leases.change(&a, b"d", b"x", NOW), Verdict::Promised);
         assert_eq!(leases.change(&b, b"d", b"x", NOW), Verdict::Busy(a.clone()));
         assert_eq!(leases.read(&b, b"d", Some(b"x"), NOW), Verdict::PublishFirst(a.clone()));
-        leases.published(&a, b"d", b"x");
+        let asked = leases.promise_of(&a, b"d", b"x").unwrap();
+        // It answers, and before its answer arrives it asks for the name again.
+        assert_eq!(leases.change(&a, b"d", b"x", NOW), Verdict::Promised);
+        leases.published(b"d", b"x", asked);
+        assert_eq!(leases.change(&b, b"d", b"x", NOW), Verdict::Busy(a.clone()), "the later promise stands");
+        leases.published_at(&b, b"d/x");
+        let asked = leases.promise_of(&a, b"d", b"x").unwrap();
+        leases.published(b"d", b"x", asked);
         assert_eq!(leases.change(&b, b"d", b"x", NOW), Verdict::Promised);
         // A promise ends even if its node publishes nothing.
         assert_eq!(leases.change(&a, b"d", b"x", NOW + PROMISE), Verdict::Promised);
@@ -385,7 +518,7 @@ mod tests {
         leases.change(&b, b"run/step", b"y", NOW);
         let knowing = leases.knowing_below(&c, b"run/step", NOW);
         assert_eq!(knowing, BTreeSet::from([a.clone(), b.clone()]));
-        leases.published(&b, b"run/step", b"y");
+        leases.published_at(&b, b"run/step/y");
         assert_eq!(leases.knowing_below(&c, b"run/step", NOW), BTreeSet::from([a.clone()]));
         assert_eq!(leases.knowing_below(&a, b"run/step", NOW), BTreeSet::new());
     }

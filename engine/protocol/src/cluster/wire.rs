@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Format number, raised with every change of a message.
-pub const WIRE_VERSION: u8 = 7;
+pub const WIRE_VERSION: u8 = 8;
 
 /// Size of the largest message: the checksums of a file of 8 TiB, or the names of a directory of 100,000 files.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -111,6 +111,8 @@ impl ToCoordinator {
 pub enum ToNode {
     /// Publish all known changes of names, once no call is at work on `name`; if `release`, also give the directory back.
     Recall { epoch: Epoch, path: Vec<u8>, name: Option<Vec<u8>>, release: bool },
+    /// Ask about each directory again that was looked up: one of them is about to change.
+    Forget { epoch: Epoch },
     /// Changes of the list of members.
     Members(MembersChange),
     /// Asks whether this node hears another one; the node answers with its finding.
@@ -348,10 +350,13 @@ pub struct Looked {
 pub enum Leave {
     /// Nothing.
     None,
+    /// Look-ups of this name, which is a directory, for a moment or until [`ToNode::Forget`].
+    Known,
     /// A single change of this name, soon.
     Name,
-    /// All changes in this directory until it is recalled; `entries` are its present names.
-    Directory { entries: Vec<NodeState> },
+    /// All changes in this directory until it is recalled; `entries` are its present names. `seen`: other nodes may look directories in it
+    /// up without asking, so the asker asks before it changes one.
+    Directory { entries: Vec<NodeState>, seen: bool },
 }
 
 /// The places of a file's bytes.

@@ -1,0 +1,321 @@
+//! The directories that this node holds alone, and the calls at work.
+//!
+//! Owns: which directories are held or were given back, the calls at work in them and on single names, waiting for these calls. Does not
+//! own: when to ask (`names`), who gets a directory (the coordinator), the names themselves (`namespace`).
+//!
+//! A directory is given back only when no call is at work in it: a call's changes are published before another node may look.
+
+use super::asking::Turns;
+use super::remembered::Remembered;
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tidemark_namespace::{Namespace, NodeId};
+use tidemark_protocol::cluster::leases::KNOWN;
+use tidemark_protocol::cluster::wire::BATCH_ITEMS_MAX;
+
+/// Maximum number of directories held at a time, about 200 bytes each. Forgetting a directory costs a question.
+const HELD_MAX: usize = 65_536;
+
+/// Maximum number of recalled directories that are remembered: far more than answers on their way at a time.
+const GIVEN_BACK_MAX: usize = 4096;
+
+/// Longest time that an answer sent before a recall may be on its way: the coordinator's wait for a recall, and some more. An answer
+/// after this is meant: the coordinator did not hear that the directory was given back.
+const GIVEN_BACK_FOR: Duration = Duration::from_secs(6);
+
+/// Longest wait for a call at work in a directory before the directory is given back: an open for writing may copy the bytes first.
+/// No call waits for room meanwhile (`fuse/src/room.rs`).
+const WORK_MAX: Duration = Duration::from_secs(35);
+
+/// Time for which this node asks before it changes a directory in one that it holds, once another node was answered about a name there.
+/// That node may have looked the directory up, and does not ask about it for a moment (`remembered`).
+const SEEN_FOR: Duration = Duration::from_secs(3);
+const _: () =
+    assert!(SEEN_FOR.as_millis() > KNOWN.as_millis(), "what others know of a directory is forgotten by then");
+
+/// A name in a directory.
+pub(super) type Name = (NodeId, Vec<u8>);
+
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    held: Mutex<Held>,
+    left: Condvar,
+    /// When the coordinator was first found to be away; none while it answers.
+    outage: Mutex<Option<Instant>>,
+    pub(super) turns: Turns,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    directories: HashMap<NodeId, Holding>,
+    /// The turns of the calls at work on single names, from before they ask.
+    at_work: HashMap<Name, BTreeSet<u64>>,
+    /// Number of turns that were given. A recall waits for those before it: a program that looks a name up all the time has no end.
+    turns: u64,
+    /// Directories that were recalled: an answer on its way may still say that this node holds them alone.
+    given_back: GivenBack,
+    pub(super) remembered: Remembered,
+    /// Number of held directories below each directory.
+    above: HashMap<NodeId, u32>,
+}
+
+/// The directories that were recalled last, the oldest first.
+#[derive(Debug, Default)]
+struct GivenBack {
+    nodes: HashMap<NodeId, Instant>,
+    order: VecDeque<NodeId>,
+}
+
+impl GivenBack {
+    fn note(&mut self, node: NodeId) {
+        if self.nodes.insert(node, Instant::now()).is_some() {
+            return;
+        }
+        self.order.push_back(node);
+        if self.order.len() > GIVEN_BACK_MAX
+            && let Some(old) = self.order.pop_front()
+        {
+            self.nodes.remove(&old);
+        }
+    }
+
+    /// Whether the directory was recalled less than [`GIVEN_BACK_FOR`] ago.
+    fn is_recent(&self, node: NodeId) -> bool {
+        self.nodes.get(&node).is_some_and(|at| at.elapsed() < GIVEN_BACK_FOR)
+    }
+}
+
+#[derive(Debug)]
+struct Holding {
+    at_work: u32,
+    /// Whether the directory is being given back: no new call may begin.
+    recalled: bool,
+    /// The directories above, which cannot move while this one is held.
+    above: Vec<NodeId>,
+    /// When another node was last answered about a name in the directory.
+    seen_at: Option<Instant>,
+}
+
+impl Names {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that this node holds the directory alone. Returns false if it was recalled before the answer came. `seen`: other nodes were
+    /// answered about directories in it a moment ago.
+    pub(super) fn hold(&self, namespace: &Namespace, node: NodeId, seen: bool) -> bool {
+        let seen_at = seen.then(Instant::now);
+        let mut above = Vec::new();
+        let mut at = node;
+        while let Ok(parent) = namespace.nodes().parent(at)
+            && parent != at
+        {
+            above.push(parent);
+            at = parent;
+        }
+        let mut held = self.lock();
+        if held.given_back.is_recent(node) {
+            return false;
+        }
+        if held.directories.len() >= HELD_MAX
+            && let Some(idle) =
+                held.directories.iter().find(|(_, holding)| holding.at_work == 0).map(|(node, _)| *node)
+        {
+            held.forget(idle);
+        }
+        if let Some(holding) = held.directories.get_mut(&node) {
+            holding.seen_at = seen_at.or(holding.seen_at);
+            return true;
+        }
+        for parent in &above {
+            *held.above.entry(*parent).or_insert(0) += 1;
+        }
+        held.directories.insert(node, Holding { at_work: 0, recalled: false, above, seen_at });
+        true
+    }
+
+    /// Begins a call in a directory. Returns false if the directory is not held.
+    pub(super) fn enter(&self, node: NodeId) -> bool {
+        self.lock().enter(node)
+    }
+
+    /// Begins a call that changes a directory, by the directory that it is in. Returns its turn on the name; none if that one is not held, and
+    /// if others may have looked up directories in it. Who looks the changed one up waits for the call.
+    pub(super) fn enter_to_change(&self, name: &Name) -> Option<u64> {
+        let mut held = self.lock();
+        let seen_at = held.directories.get(&name.0).and_then(|holding| holding.seen_at);
+        let enters = seen_at.is_none_or(|at| at.elapsed() >= SEEN_FOR) && held.enter(name.0);
+        enters.then(|| held.begin(name.clone()))
+    }
+
+    pub(super) fn leave(&self, node: NodeId) {
+        if let Some(holding) = self.lock().directories.get_mut(&node) {
+            holding.at_work = holding.at_work.saturating_sub(1);
+        }
+        self.left.notify_all();
+    }
+
+    pub(super) fn holds_all(&self, nodes: &[NodeId]) -> bool {
+        let held = self.lock();
+        nodes.iter().all(|node| held.directories.get(node).is_some_and(|holding| !holding.recalled))
+    }
+
+    /// Whether a directory is where it was: one above a held directory cannot move, and this node hears of a change of one that it looked
+    /// up.
+    pub(super) fn is_still_there(&self, node: NodeId) -> bool {
+        let held = self.lock();
+        held.above.contains_key(&node)
+            || held.directories.contains_key(&node)
+            || held.remembered.knows(node, Instant::now())
+    }
+
+    /// Lets no new call begin in a directory, and waits up to [`WORK_MAX`] for calls at work.
+    pub(super) fn recall(&self, node: NodeId) {
+        let until = Instant::now() + WORK_MAX;
+        let mut held = self.lock();
+        held.given_back.note(node);
+        held.remembered.wants_all_of(node, Instant::now());
+        if let Some(holding) = held.directories.get_mut(&node) {
+            holding.recalled = true;
+        }
+        let turns = held.turns;
+        loop {
+            let is_earlier = |turn: &u64| *turn <= turns;
+            let at_work = held.directories.get(&node).is_some_and(|holding| holding.at_work > 0)
+                || held.at_work.iter().any(|((directory, _), at_work)| {
+                    *directory == node && at_work.first().is_some_and(is_earlier)
+                });
+            let left = until.checked_duration_since(Instant::now());
+            let (true, Some(left)) = (at_work, left) else { return };
+            held = self.left.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Records that a call begins to work on a name. Returns its turn.
+    pub(super) fn begin(&self, name: Name) -> u64 {
+        self.lock().begin(name)
+    }
+
+    pub(super) fn done(&self, name: &Name, turn: u64) {
+        let mut held = self.lock();
+        if let Some(at_work) = held.at_work.get_mut(name) {
+            at_work.remove(&turn);
+            if at_work.is_empty() {
+                held.at_work.remove(name);
+            }
+        }
+        drop(held);
+        self.left.notify_all();
+    }
+
+    /// Begins a call on a name that a look-up found missing a moment ago, and that is promised to this node since. Returns its turn; none if
+    /// it has to ask.
+    pub(super) fn begin_promised(&self, name: &Name) -> Option<u64> {
+        let now = Instant::now();
+        let mut held = self.lock();
+        if !held.remembered.take_promise(name, now) {
+            return None;
+        }
+        held.remembered.makes(name.0, now);
+        Some(held.begin(name.clone()))
+    }
+
+    /// Forgets the directories that were looked up: one of them is about to change.
+    pub(super) fn forget_directories(&self) {
+        self.lock().remembered.forget_directories(Instant::now());
+    }
+
+    /// Forgets what the last coordinator answered.
+    pub(super) fn forget_answers(&self) {
+        self.lock().remembered.forget_answers(Instant::now());
+    }
+
+    /// Gives the promise of a name back, and waits up to [`WORK_MAX`] until no call that has begun works on the name.
+    pub(super) fn settle(&self, name: &Name) {
+        let until = Instant::now() + WORK_MAX;
+        let mut held = self.lock();
+        held.remembered.wants(name, Instant::now());
+        if let Some(holding) = held.directories.get_mut(&name.0) {
+            holding.seen_at = Some(Instant::now());
+        }
+        let turns = held.turns;
+        while held.at_work.get(name).and_then(BTreeSet::first).is_some_and(|first| *first <= turns)
+            && let Some(left) = until.checked_duration_since(Instant::now())
+        {
+            held = self.left.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Records that this node no longer holds the directory alone.
+    pub(super) fn forget(&self, node: NodeId) {
+        self.lock().forget(node);
+    }
+
+    /// Records that this node no longer holds the directory, or any below it, alone.
+    pub(super) fn forget_below(&self, node: NodeId) {
+        let mut held = self.lock();
+        let is_below = |at: &NodeId, holding: &Holding| *at == node || holding.above.contains(&node);
+        let below = held.directories.iter().filter(|(at, holding)| is_below(at, holding));
+        for at in below.map(|(at, _)| *at).collect::<Vec<_>>() {
+            held.forget(at);
+        }
+    }
+
+    /// Returns the paths of the held directories; of at most [`BATCH_ITEMS_MAX`].
+    pub(super) fn alone(&self, namespace: &Namespace) -> Vec<Vec<u8>> {
+        let held: Vec<_> = self.lock().directories.keys().copied().take(BATCH_ITEMS_MAX).collect();
+        held.into_iter().filter_map(|node| namespace.nodes().path_of(node)).collect()
+    }
+
+    /// Forgets all held directories but these, which a new coordinator lets this node hold on.
+    pub(super) fn keep_alone(&self, namespace: &Namespace, paths: &[Vec<u8>]) {
+        let kept: HashSet<NodeId> = paths.iter().filter_map(|path| namespace.nodes().node_at(path)).collect();
+        let mut held = self.lock();
+        let lost: Vec<_> = held.directories.keys().filter(|node| !kept.contains(node)).copied().collect();
+        for node in lost {
+            held.forget(node);
+        }
+        held.given_back = GivenBack::default();
+        held.remembered.forget_answers(Instant::now());
+    }
+
+    /// Returns when the outage began: at `asked`, unless it had begun before.
+    pub(super) fn outage_begun(&self, asked: Instant) -> Instant {
+        *self.outage.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(asked)
+    }
+
+    pub(super) fn outage_over(&self) {
+        *self.outage.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl Held {
+    fn enter(&mut self, node: NodeId) -> bool {
+        match self.directories.get_mut(&node) {
+            Some(holding) if !holding.recalled => {
+                holding.at_work += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn begin(&mut self, name: Name) -> u64 {
+        self.turns += 1;
+        self.at_work.entry(name).or_default().insert(self.turns);
+        self.turns
+    }
+
+    fn forget(&mut self, node: NodeId) {
+        let Some(holding) = self.directories.remove(&node) else { return };
+        for parent in holding.above {
+            if let Some(count) = self.above.get_mut(&parent) {
+                *count -= 1;
+                if *count == 0 {
+                    self.above.remove(&parent);
+                }
+            }
+        }
+    }
+}
