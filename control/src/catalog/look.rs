@@ -35,7 +35,7 @@ impl Lookups<'_> {
     async fn look_at(&self, from: &NodeName, look: &Look) -> Result<Looked, Refusal> {
         self.catalog.counters.looks.fetch_add(1, Ordering::Relaxed);
         let Look { directory, name, intent } = look;
-        if *intent == Intent::Read {
+        if matches!(intent, Intent::Read | Intent::Make) {
             return self.look_only(from, look).await;
         }
         for _ in 0..ROUNDS_MAX {
@@ -73,16 +73,19 @@ impl Lookups<'_> {
         Err(Refusal::new(LinkErrorKind::Unavailable, why))
     }
 
-    /// Answers a node that only looks. If it finds a directory, it need not ask about it again for a moment.
+    /// Answers a node that only looks. If it finds a directory, it need not ask about it again for a moment. If it finds nothing, and wants to
+    /// make the name, it is promised the name, unless another node is in the way.
     async fn look_only(&self, from: &NodeName, look: &Look) -> Result<Looked, Refusal> {
-        let Look { directory, name, .. } = look;
+        let Look { directory, name, intent } = look;
         let path = join(directory, name);
         // Recorded first: a node that changes the directory from now on has this one forget it, and one that was let to change it before
         // publishes first.
-        let (verdict, is_recorded) = {
-            let mut state = self.catalog.lock();
-            let is_recorded = state.leases.knows(from, &path, self.catalog.now());
-            (state.leases.read(from, directory, Some(name), self.catalog.now()), is_recorded)
+        let (verdict, recorded, promise) = {
+            let (mut state, now) = (self.catalog.lock(), self.catalog.now());
+            let recorded = state.leases.knows(from, &path, now);
+            let makes = *intent == Intent::Make;
+            let promise = makes.then(|| state.leases.promise_if_free(from, directory, name, now)).flatten();
+            (state.leases.read(from, directory, Some(name), now), recorded, promise)
         };
         if let Verdict::PublishFirst(holder) = verdict {
             self.catalog.recall(&holder, directory, Some(name), false).await?;
@@ -90,17 +93,25 @@ impl Lookups<'_> {
         let looked = self.looked(look, Leave::None).await;
         let is_directory =
             looked.found.as_ref().is_some_and(|found| matches!(found.kind, NodeKind::Directory));
-        if !is_directory {
-            self.catalog.lock().leases.knows_not(from, &path);
+        let mut state = self.catalog.lock();
+        if let Some(until) = recorded.filter(|_| !is_directory) {
+            state.leases.knows_not(from, &path, until);
         }
-        let leave = if is_directory && is_recorded { Leave::Known } else { Leave::None };
+        let leave = match (is_directory, recorded, promise) {
+            (true, Some(_), _) => Leave::Known,
+            (false, _, Some(_)) if looked.found.is_none() && looked.directory => Leave::Name,
+            _ => Leave::None,
+        };
+        if let Some(promise) = promise.filter(|_| leave != Leave::Name) {
+            state.leases.published(directory, name, promise);
+        }
         Ok(Looked { leave, ..looked })
     }
 
     /// Has all other nodes that looked this directory up ask about it again. One that does not answer asks by itself after a moment.
     async fn forget_directory(&self, by: &NodeName, path: &[u8]) {
         let knowing = self.catalog.lock().leases.take_knowing(by, path, self.catalog.now());
-        if !knowing.is_empty() && !self.catalog.cluster.forget_directories(&knowing).await {
+        if !knowing.is_empty() && !self.catalog.cluster.forget_answers(&knowing).await {
             tokio::time::sleep(KNOWN).await;
         }
     }
@@ -136,9 +147,8 @@ impl Lookups<'_> {
         if let Verdict::PublishFirst(holder) = verdict {
             self.catalog.recall(&holder, directory, None, false).await?;
         }
-        for holder in promised {
-            self.catalog.recall(&holder, directory, None, false).await?;
-        }
+        let recalls = promised.iter().map(|holder| self.catalog.recall(holder, directory, None, false));
+        futures::future::try_join_all(recalls).await?;
         Ok(Answer::Known(self.entries(directory)))
     }
 

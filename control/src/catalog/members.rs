@@ -94,6 +94,8 @@ pub(super) struct Outbox {
     asks: Vec<(NodeName, Ask)>,
     /// Directories to be given back by their holders, although no node has asked for them.
     pub(super) recalls: BTreeSet<(NodeName, Vec<u8>)>,
+    /// Nodes that have to ask again about what earlier answers allowed.
+    pub(super) forgets: BTreeSet<NodeName>,
 }
 
 impl Catalog {
@@ -268,7 +270,12 @@ impl Catalog {
             if self.follows_one_of_its_name() {
                 self.begin();
             }
-            let Outbox { asks, recalls } = std::mem::take(&mut self.lock().outbox);
+            let Outbox { asks, recalls, forgets } = std::mem::take(&mut self.lock().outbox);
+            if !forgets.is_empty() {
+                let cluster = Arc::clone(&self.cluster);
+                // One that does not answer asks by itself after a moment.
+                tokio::spawn(async move { cluster.forget_answers(&forgets).await });
+            }
             for (holder, directory) in recalls {
                 let catalog = Arc::clone(&self);
                 tokio::spawn(async move {

@@ -127,7 +127,9 @@ impl Catalog {
             namespace.nodes().other_names(&path).into_iter().chain([path]).collect::<Vec<_>>()
         };
         let changed: Vec<_> = publication.operations.iter().flat_map(paths).collect();
-        let states = publication.states.iter().map(|told| told.path.as_slice());
+        // A file that was begun anew under a promised name. Those of directories change with their entries, under whatever promise.
+        let files = publication.states.iter().filter(|told| matches!(told.kind, NodeKind::File(_)));
+        let states = files.map(|told| told.path.as_slice());
         let told = publication.operations.iter().flat_map(NameOperation::paths).chain(states);
         let there: Vec<_> = told.filter(|path| namespace.nodes().node_at(path).is_some()).collect();
         let mut shared = Vec::new();
@@ -158,9 +160,11 @@ impl Catalog {
             if matches!(operation, NameOperation::Removed { .. } | NameOperation::Renamed { .. }) {
                 for path in operation.paths() {
                     let knowing = state.leases.take_knowing(&from.node, path, now);
-                    state.outbox.recalls.extend(knowing.into_iter().map(|node| (node, path.to_vec())));
+                    state.outbox.forgets.extend(knowing);
                 }
-                self.woken.notify_one();
+                if !state.outbox.forgets.is_empty() {
+                    self.woken.notify_one();
+                }
             }
             if !state.leases.follow(&from.node, operation) {
                 shared.push(operation.path().to_vec());
@@ -194,9 +198,9 @@ impl Catalog {
             }
             outbox.recalls.extend(leases.holders_below(own, path));
             let knowing = leases.take_knowing(own, path, now);
-            outbox.recalls.extend(knowing.into_iter().map(|node| (node, path.to_vec())));
+            outbox.forgets.extend(knowing);
         }
-        if !outbox.recalls.is_empty() {
+        if !outbox.recalls.is_empty() || !outbox.forgets.is_empty() {
             self.woken.notify_one();
         }
     }

@@ -39,16 +39,16 @@ impl<'a> Asking<'a> {
                 if self.cluster.names.lock().remembered.is_making(parent, name, Instant::now())
                     && !self.cluster.namespace.standing().has_name(parent, name) =>
             {
-                Intent::Change
+                Intent::Make
             }
             Access::Look { .. } | Access::List { .. } => Intent::Read,
-            Access::Change { .. } | Access::Attributes { .. } => Intent::Change,
-            Access::Move { .. } => Intent::Move,
+            Access::Change { .. } => Intent::Change,
+            Access::Move { .. } | Access::Attributes { .. } => Intent::Move,
         }
     }
 
     /// Notes what the answer lets this node do without a question.
-    pub(super) fn remember(&self, access: Access<'_>, intent: Intent, leave: &Leave, asked_at: Instant) {
+    pub(super) fn remember(&self, access: Access<'_>, leave: &Leave, asked_at: Instant) {
         let now = Instant::now();
         let has_name = |parent, name| self.cluster.namespace.standing().has_name(parent, name);
         match (access, leave) {
@@ -57,7 +57,7 @@ impl<'a> Asking<'a> {
                     self.cluster.names.lock().remembered.found(child, asked_at, now);
                 }
             }
-            (Access::Look { parent, name }, _) if intent == Intent::Change && !has_name(parent, name) => {
+            (Access::Look { parent, name }, Leave::Name) if !has_name(parent, name) => {
                 self.cluster.names.lock().remembered.promised((parent, name.to_vec()), asked_at, now);
             }
             (Access::Change { parent, name, .. }, _) if !has_name(parent, name) => {

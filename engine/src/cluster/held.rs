@@ -53,6 +53,8 @@ pub(super) struct Held {
     at_work: HashMap<Name, BTreeSet<u64>>,
     /// Number of turns that were given. A recall waits for those before it: a program that looks a name up all the time has no end.
     turns: u64,
+    /// When this node was last asked to settle a name.
+    settled_at: Option<Instant>,
     /// Directories that were recalled: an answer on its way may still say that this node holds them alone.
     given_back: GivenBack,
     pub(super) remembered: Remembered,
@@ -103,9 +105,8 @@ impl Names {
     }
 
     /// Records that this node holds the directory alone. Returns false if it was recalled before the answer came. `seen`: other nodes were
-    /// answered about directories in it a moment ago.
-    pub(super) fn hold(&self, namespace: &Namespace, node: NodeId, seen: bool) -> bool {
-        let seen_at = seen.then(Instant::now);
+    /// answered about directories in it a moment ago. So they were if this node was asked for a name since it asked.
+    pub(super) fn hold(&self, namespace: &Namespace, node: NodeId, seen: bool, asked_at: Instant) -> bool {
         let mut above = Vec::new();
         let mut at = node;
         while let Ok(parent) = namespace.nodes().parent(at)
@@ -115,6 +116,8 @@ impl Names {
             at = parent;
         }
         let mut held = self.lock();
+        let was_asked = held.settled_at.is_some_and(|settled_at| settled_at >= asked_at);
+        let seen_at = (seen || was_asked).then(Instant::now);
         if held.given_back.is_recent(node) {
             return false;
         }
@@ -221,12 +224,7 @@ impl Names {
         Some(held.begin(name.clone()))
     }
 
-    /// Forgets the directories that were looked up: one of them is about to change.
-    pub(super) fn forget_directories(&self) {
-        self.lock().remembered.forget_directories(Instant::now());
-    }
-
-    /// Forgets what the last coordinator answered.
+    /// Forgets what earlier answers allowed.
     pub(super) fn forget_answers(&self) {
         self.lock().remembered.forget_answers(Instant::now());
     }
@@ -235,9 +233,11 @@ impl Names {
     pub(super) fn settle(&self, name: &Name) {
         let until = Instant::now() + WORK_MAX;
         let mut held = self.lock();
-        held.remembered.wants(name, Instant::now());
+        let now = Instant::now();
+        held.remembered.wants(name, now);
+        held.settled_at = Some(now);
         if let Some(holding) = held.directories.get_mut(&name.0) {
-            holding.seen_at = Some(Instant::now());
+            holding.seen_at = Some(now);
         }
         let turns = held.turns;
         while held.at_work.get(name).and_then(BTreeSet::first).is_some_and(|first| *first <= turns)

@@ -72,6 +72,8 @@ pub async fn follow(cluster: Arc<Cluster>, presence: Arc<Presence>) {
 /// Joins and beats. Returns when the coordinator no longer knows this node, or another node is the coordinator.
 async fn stay(cluster: &Cluster, presence: &Presence) {
     publisher::tell_nothing(cluster).await;
+    // With the join the coordinator begins this node's record anew.
+    cluster.names.forget_answers();
     let answered = cluster.namespace.publications().last_answered();
     let join = Join {
         life: cluster.life.clone(),

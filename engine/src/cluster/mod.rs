@@ -655,7 +655,7 @@ impl Cluster {
         {
             return;
         }
-        self.names.hold(&self.namespace, node, false);
+        self.names.hold(&self.namespace, node, false, Instant::now());
     }
 
     /// Records a rename on this node. If this node is not the coordinator, the published operation reports the rename.
@@ -669,6 +669,10 @@ impl Cluster {
         };
         if exchange {
             moved.iter().for_each(|node| self.names.forget_below(*node));
+        }
+        if !moved.is_empty() {
+            // The coordinator knows what it allowed by the path of before.
+            self.names.forget_answers();
         }
         let path =
             |(parent, name): (NodeId, &[u8])| Some(join(&self.namespace.nodes().path_of(parent)?, name));

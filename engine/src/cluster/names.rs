@@ -105,7 +105,9 @@ impl Cluster {
 
     /// Whether no node has to be evicted from a directory that is moved. Another node may hold a directory below one that this node holds.
     fn is_clear(&self, access: Access<'_>) -> bool {
-        let Access::Move { parent, name } = access else { return true };
+        let (Access::Move { parent, name } | Access::Attributes { parent, name }) = access else {
+            return true;
+        };
         let Some(child) = self.namespace.standing().child_directory(parent, name) else { return true };
         let below = self.namespace.standing().directories_below(child, CLEAR_MAX);
         below.is_some_and(|below| self.names.holds_all(&below))
@@ -145,13 +147,13 @@ impl Cluster {
                     self.names.outage_over();
                     if access.changed_directory().is_some() {
                         // The coordinator does not remember that this node knows it by another name.
-                        self.names.forget_directories();
+                        self.names.forget_answers();
                     }
                     let Leave::Directory { seen, .. } = leave else {
-                        asking.remember(access, intent, &leave, asked_at);
+                        asking.remember(access, &leave, asked_at);
                         return Ok(guard);
                     };
-                    let is_held = self.names.hold(&self.namespace, directory, seen);
+                    let is_held = self.names.hold(&self.namespace, directory, seen, asked_at);
                     // The answer says that every other node was evicted from the directories below, and has to look a changed one up again.
                     if is_held && access.changed_directory().is_some() && self.names.enter(directory) {
                         guard.held = Some(directory);
@@ -217,11 +219,11 @@ impl Cluster {
         self.runtime.block_on(Asking { cluster: self }.unless_silent(self.publish()))
     }
 
-    /// Has nodes ask about directories again that they looked up: one of them is about to change. Returns false if one did not answer within
+    /// Has nodes ask again about what earlier answers allowed: a directory is about to change. Returns false if one did not answer within
     /// [`KNOWN`]: after that it asks by itself.
-    pub async fn forget_directories(&self, nodes: &BTreeSet<NodeName>) -> bool {
+    pub async fn forget_answers(&self, nodes: &BTreeSet<NodeName>) -> bool {
         if nodes.contains(&self.life.node) {
-            self.names.forget_directories();
+            self.names.forget_answers();
         }
         let (members, message) = (self.members(), ToNode::Forget { epoch: self.epoch() });
         let others = members

@@ -25,7 +25,7 @@ const KNOWN_FOR: Duration = Duration::from_secs(1);
 const _: () =
     assert!(KNOWN_FOR.as_millis() * 2 <= KNOWN.as_millis(), "the coordinator remembers it for longer");
 
-/// Time after a name was made in a directory during which a look-up there asks as a call that makes a name does.
+/// Time after a name was made in a directory during which a look-up there asks for a promise of the name, too.
 const MAKING_FOR: Duration = Duration::from_secs(1);
 
 /// Maximum number of entries of each kind. Without an entry a question is asked.

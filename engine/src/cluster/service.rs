@@ -72,7 +72,7 @@ impl NodeService {
             }
             ToNode::Forget { epoch } => {
                 self.check(epoch)?;
-                cluster.names.forget_directories();
+                cluster.names.forget_answers();
                 wire::encode(&())
             }
             ToNode::Members(change) => {
@@ -136,7 +136,7 @@ async fn recall(
     release: bool,
 ) -> Result<(), Refusal> {
     if release {
-        cluster.names.forget_directories();
+        cluster.names.forget_answers();
     }
     let node = cluster.namespace.nodes().node_at(path);
     if let Some(node) = node

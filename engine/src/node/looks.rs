@@ -14,6 +14,9 @@ const FREE: Duration = Duration::from_millis(1);
 /// After a longer pass the loop judges nothing for this many times as long: judging takes an eighth of a processor.
 const REST_SHARE: u32 = 7;
 
+/// The longest rest: a verdict on a checkpoint of a million files is not to be much later for it.
+const REST_MAX: Duration = Duration::from_secs(1);
+
 /// When checkpoints may be judged again.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
@@ -27,7 +30,7 @@ impl Looks {
 
     /// Records a pass over all that was due.
     pub(crate) fn took(&mut self, took: Duration, ended: Instant) {
-        self.not_before = (took > FREE).then(|| ended + took * REST_SHARE);
+        self.not_before = (took > FREE).then(|| ended + (took * REST_SHARE).min(REST_MAX));
     }
 
     /// Returns how long to wait for the next pass; none if it may begin.

@@ -22,8 +22,11 @@ pub const PROMISE: Duration = Duration::from_secs(10);
 /// `cluster::remembered`).
 pub const KNOWN: Duration = Duration::from_secs(2);
 
-/// Number of directories of which the nodes that looked them up are remembered. Beyond it they ask each time.
-pub const KNOWN_MAX: usize = 1 << 16;
+/// Number of look-ups of directories that are remembered, over all nodes. Beyond it a node asks each time.
+pub const KNOWN_MAX: usize = 1 << 18;
+
+/// Records of each kind that are kept before those that are over are looked for. After that, twice as many as were left.
+const SWEEP_MIN: usize = 1024;
 
 /// Number of names promised at a time, over all nodes: every rank of a large job makes a few at once. Beyond it a name is refused,
 /// and the node asks again.
@@ -77,8 +80,14 @@ pub struct Leases {
     promises: BTreeMap<(Vec<u8>, Vec<u8>), Promise>,
     /// Number of the last promise.
     last_promise: u64,
+    /// Promises that are left before those that are over are removed.
+    promises_sweep: usize,
     /// The nodes that looked a directory up, by its path, each with the time until which it may answer for it.
     known: BTreeMap<Vec<u8>, BTreeMap<NodeName, Duration>>,
+    /// Records in `known`.
+    known_count: usize,
+    /// Records in `known` before those that are over are removed.
+    known_sweep: usize,
 }
 
 impl Leases {
@@ -117,57 +126,99 @@ impl Leases {
             Some(promise) if promise.node != *from => return Verdict::Busy(promise.node.clone()),
             _ => {}
         }
-        if self.promises.len() >= PROMISES_MAX {
+        match self.give_promise(from, directory, name, now) {
+            Some(_) => Verdict::Promised,
+            None => Verdict::TooMany,
+        }
+    }
+
+    /// Promises a name that nobody else was promised, if several nodes change its directory. For a node that looks for the name, and makes it
+    /// if it is missing. Returns the promise's number.
+    pub fn promise_if_free(
+        &mut self,
+        from: &NodeName,
+        directory: &[u8],
+        name: &[u8],
+        now: Duration,
+    ) -> Option<u64> {
+        let is_shared = match self.directories.get(directory)? {
+            Lease::Shared => true,
+            Lease::SharedUntil(until) => *until > now,
+            Lease::Alone(_) => false,
+        };
+        let is_free = self.promise(directory, name, now).is_none_or(|promise| promise.node == *from);
+        if is_shared && is_free { self.give_promise(from, directory, name, now) } else { None }
+    }
+
+    fn give_promise(&mut self, from: &NodeName, directory: &[u8], name: &[u8], now: Duration) -> Option<u64> {
+        if self.promises.len() >= self.promises_sweep.max(SWEEP_MIN) {
             self.promises.retain(|_, promise| promise.until > now);
+            self.promises_sweep = (2 * self.promises.len()).min(PROMISES_MAX);
             if self.promises.len() >= PROMISES_MAX {
-                return Verdict::TooMany;
+                return None;
             }
         }
         self.last_promise += 1;
         let promise = Promise { node: from.clone(), until: now + PROMISE, number: self.last_promise };
         self.promises.insert((directory.to_vec(), name.to_vec()), promise);
-        Verdict::Promised
+        Some(self.last_promise)
     }
 
     /// Records that a node looks a directory up, and need not ask about it again for a moment. To be recorded before the answer is made: a
-    /// node that changes the directory after that has this one forget it. Returns false if too many are recorded.
-    pub fn knows(&mut self, node: &NodeName, path: &[u8], now: Duration) -> bool {
-        if self.known.len() >= KNOWN_MAX && !self.known.contains_key(path) {
+    /// node that changes the directory after that has this one forget it. Returns the time until which it counts; none if too many are
+    /// recorded.
+    pub fn knows(&mut self, node: &NodeName, path: &[u8], now: Duration) -> Option<Duration> {
+        if self.known_count >= self.known_sweep.max(SWEEP_MIN) {
             self.known.retain(|_, nodes| {
                 nodes.retain(|_, until| *until > now);
                 !nodes.is_empty()
             });
-            if self.known.len() >= KNOWN_MAX {
-                return false;
+            self.known_count = self.known.values().map(BTreeMap::len).sum();
+            self.known_sweep = (2 * self.known_count).min(KNOWN_MAX);
+            if self.known_count >= KNOWN_MAX {
+                return None;
             }
         }
-        self.known.entry(path.to_vec()).or_default().insert(node.clone(), now + KNOWN);
-        true
+        let until = now + KNOWN;
+        let before = self.known.entry(path.to_vec()).or_default().insert(node.clone(), until);
+        self.known_count += usize::from(before.is_none());
+        Some(until)
     }
 
-    /// Takes back [`Leases::knows`]: the path is no directory.
-    pub fn knows_not(&mut self, node: &NodeName, path: &[u8]) {
-        if let Some(nodes) = self.known.get_mut(path) {
+    /// Takes back [`Leases::knows`], which returned `until`: the path is no directory. A later look-up of the node stays recorded.
+    pub fn knows_not(&mut self, node: &NodeName, path: &[u8], until: Duration) {
+        if let Some(nodes) = self.known.get_mut(path)
+            && nodes.get(node) == Some(&until)
+        {
             nodes.remove(node);
+            self.known_count -= 1;
             if nodes.is_empty() {
                 self.known.remove(path);
             }
         }
     }
 
-    /// Returns the nodes other than `by` that looked up the directory at `path`, or one below it, a moment ago. They have to forget it
-    /// before `by` changes it. Removes their records.
+    /// Returns the nodes other than `by` that may act by themselves on the directory at `path`, or on one below it: they looked it up a
+    /// moment ago, or were promised a name in it. They have to forget that before `by` changes the directory. Removes the records of
+    /// look-ups.
     pub fn take_knowing(&mut self, by: &NodeName, path: &[u8], now: Duration) -> BTreeSet<NodeName> {
         let near = self.known.range(path.to_vec()..).take_while(|(known, _)| known.starts_with(path));
         let below: Vec<_> =
             near.filter(|(known, _)| is_below(known, path)).map(|(known, _)| known.clone()).collect();
-        let mut knowing = BTreeSet::new();
+        let promised = self.promises.range((path.to_vec(), Vec::new())..);
+        let promised = promised.take_while(|((directory, _), _)| directory.starts_with(path));
+        let promised = promised.filter(|((directory, _), promise)| {
+            is_below(directory, path) && promise.node != *by && promise.until > now
+        });
+        let mut knowing: BTreeSet<_> = promised.map(|(_, promise)| promise.node.clone()).collect();
         for path in below {
             let nodes = self.known.get_mut(&path).expect("it was found a moment ago");
+            self.known_count -= nodes.len();
             let own = nodes.remove_entry(by);
             let others = std::mem::take(nodes).into_iter();
             knowing.extend(others.filter(|(_, until)| *until > now).map(|(node, _)| node));
             nodes.extend(own);
+            self.known_count += nodes.len();
             if nodes.is_empty() {
                 self.known.remove(&path);
             }
@@ -319,7 +370,7 @@ impl Leases {
         self.directories.retain(|_, lease| *lease != Lease::Alone(node.clone()));
         self.promises.retain(|_, promise| promise.node != *node);
         self.known.retain(|_, nodes| {
-            nodes.remove(node);
+            self.known_count -= usize::from(nodes.remove(node).is_some());
             !nodes.is_empty()
         });
     }
@@ -379,8 +430,11 @@ mod tests {
         let (a, b, c) = (node("a"), node("b"), node("c"));
         let looked = || {
             let mut leases = Leases::default();
-            assert!(leases.knows(&a, b"run/step", NOW) && leases.knows(&b, b"run/step", NOW));
-            assert!(leases.knows(&b, b"run/step2", NOW) && leases.knows(&c, b"run/step/below", NOW));
+            for (node, path) in
+                [(&a, &b"run/step"[..]), (&b, b"run/step"), (&b, b"run/step2"), (&c, b"run/step/below")]
+            {
+                assert_eq!(leases.knows(node, path, NOW), Some(NOW + KNOWN));
+            }
             leases
         };
         let all = |nodes: &[&NodeName]| nodes.iter().copied().cloned().collect::<BTreeSet<_>>();
@@ -396,7 +450,9 @@ mod tests {
             all(&[&a]),
             "it knows the directory that it changed"
         );
-        leases.knows_not(&b, b"run/step2");
+        leases.knows_not(&b, b"run/step2", NOW);
+        assert!(leases.is_seen(&a, b"run", NOW), "a later look-up found it");
+        leases.knows_not(&b, b"run/step2", NOW + KNOWN);
         assert!(!leases.is_seen(&a, b"run", NOW));
         let mut leases = looked();
         leases.gone(&b);
@@ -404,14 +460,40 @@ mod tests {
     }
 
     #[test]
-    fn more_directories_than_the_limit_are_asked_about_each_time() {
+    fn what_is_over_is_not_kept_and_more_than_the_limit_is_asked_about_each_time() {
         let (a, mut leases) = (node("a"), Leases::default());
         for number in 0..KNOWN_MAX {
-            assert!(leases.knows(&a, format!("d{number}").as_bytes(), NOW));
+            assert!(leases.knows(&a, format!("d{number}").as_bytes(), NOW).is_some());
         }
-        assert!(!leases.knows(&a, b"one more", NOW) && leases.knows(&a, b"d7", NOW));
-        assert!(leases.knows(&a, b"one more", NOW + KNOWN), "old ones make room");
-        assert_eq!(leases.known.len(), 1);
+        assert_eq!(leases.knows(&a, b"one more", NOW), None);
+        assert!(leases.knows(&a, b"one more", NOW + KNOWN).is_some(), "old ones make room");
+        assert_eq!((leases.known.len(), leases.known_count), (1, 1));
+        // Promises of names that were not made end with time, and are not kept for long after that.
+        leases.change(&a, b"d", b"x", NOW);
+        leases.released(&a, b"d");
+        for second in 0..100_u32 {
+            let now = NOW + second * Duration::from_secs(1);
+            for number in 0..100 {
+                leases.change(&a, b"d", format!("{second}-{number}.tmp").as_bytes(), now);
+            }
+            assert!(leases.promises.len() <= 3 * SWEEP_MIN, "{}", leases.promises.len());
+        }
+    }
+
+    #[test]
+    fn who_looks_to_make_a_name_is_promised_it_only_where_nobody_is_in_the_way() {
+        let (a, b) = (node("a"), node("b"));
+        let mut leases = Leases::default();
+        assert_eq!(leases.promise_if_free(&a, b"d", b"x", NOW), None, "at rest");
+        assert_eq!(leases.change(&a, b"d", b"y", NOW), Verdict::Alone);
+        assert_eq!(leases.promise_if_free(&b, b"d", b"x", NOW), None, "another node's");
+        leases.released(&a, b"d");
+        let promise = leases.promise_if_free(&b, b"d", b"x", NOW).unwrap();
+        assert_eq!(leases.promise_of(&b, b"d", b"x"), Some(promise));
+        assert_eq!(leases.promise_if_free(&a, b"d", b"x", NOW), None, "promised to another");
+        assert_eq!(leases.change(&a, b"d", b"x", NOW), Verdict::Busy(b.clone()));
+        assert_eq!(leases.take_knowing(&a, b"d", NOW), BTreeSet::from([b.clone()]), "it would make it there");
+        assert_eq!(leases.take_knowing(&b, b"d", NOW), BTreeSet::new());
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl ToCoordinator {
 pub enum ToNode {
     /// Publish all known changes of names, once no call is at work on `name`; if `release`, also give the directory back.
     Recall { epoch: Epoch, path: Vec<u8>, name: Option<Vec<u8>>, release: bool },
-    /// Ask about each directory again that was looked up: one of them is about to change.
+    /// Ask again about what earlier answers allowed: a directory is about to change. Names that were promised are promised no more.
     Forget { epoch: Epoch },
     /// Changes of the list of members.
     Members(MembersChange),
@@ -321,6 +321,8 @@ pub enum WireFate {
 pub enum Intent {
     /// Only to see it.
     Read,
+    /// To see it, and to make it if it is missing.
+    Make,
     /// To make it, or to change its meaning.
     Change,
     /// To rename a directory, or to remove it.
