@@ -1,4 +1,4 @@
-//! What a node does without asking, for a moment after an answer: other nodes' changes show at the next look-up all the same.
+//! Calls that a node answers without a question for a moment: other nodes' changes show at the next look-up all the same.
 //!
 //! Owns: directories that others look up all the time while one node changes them; names that several nodes make and remove in one
 //! directory. Does not own: directories that one node has alone (`tree`).

@@ -38,11 +38,12 @@ impl Lookups<'_> {
         if matches!(intent, Intent::Read | Intent::Make) {
             return self.look_only(from, look).await;
         }
+        let path = join(directory, name);
         for _ in 0..ROUNDS_MAX {
             if *intent == Intent::Move {
-                let holders = self.catalog.lock().leases.holders_below(from, &join(directory, name));
-                for (holder, path) in holders {
-                    self.catalog.recall(&holder, &path, None, true).await?;
+                let holders = self.catalog.lock().leases.holders_below(from, &path);
+                for (holder, held) in holders {
+                    self.catalog.recall(&holder, &held, None, true).await?;
                 }
             }
             let verdict = self.catalog.lock().leases.change(from, directory, name, self.catalog.now());
@@ -53,12 +54,12 @@ impl Lookups<'_> {
                 Verdict::RecallFirst(holder) => self.catalog.recall(&holder, directory, None, true).await?,
                 Verdict::Answer | Verdict::Promised => {
                     self.share_other_names(from, look).await?;
-                    self.forget_directory(from, &join(directory, name)).await;
+                    self.forget_directory(from, &path).await;
                     return Ok(self.looked(look, Leave::Name).await);
                 }
                 Verdict::Alone => {
                     self.share_other_names(from, look).await?;
-                    self.forget_directory(from, &join(directory, name)).await;
+                    self.forget_directory(from, &path).await;
                     let entries = self.entries(directory).unwrap_or_default();
                     let seen = self.catalog.lock().leases.is_seen(from, directory, self.catalog.now());
                     return Ok(self.looked(look, Leave::Directory { entries, seen }).await);
@@ -108,7 +109,8 @@ impl Lookups<'_> {
         Ok(Looked { leave, ..looked })
     }
 
-    /// Has all other nodes that looked this directory up ask about it again. One that does not answer asks by itself after a moment.
+    /// Has all other nodes that looked this directory up ask about it again. A node that does not answer asks by itself after
+    /// [`KNOWN`].
     async fn forget_directory(&self, by: &NodeName, path: &[u8]) {
         let knowing = self.catalog.lock().leases.take_knowing(by, path, self.catalog.now());
         if !knowing.is_empty() && !self.catalog.cluster.forget_answers(&knowing).await {

@@ -273,7 +273,7 @@ impl Catalog {
             let Outbox { asks, recalls, forgets } = std::mem::take(&mut self.lock().outbox);
             if !forgets.is_empty() {
                 let cluster = Arc::clone(&self.cluster);
-                // One that does not answer asks by itself after a moment.
+                // A node that does not answer asks by itself after a moment.
                 tokio::spawn(async move { cluster.forget_answers(&forgets).await });
             }
             for (holder, directory) in recalls {

@@ -156,7 +156,7 @@ impl Catalog {
                     self.woken.notify_one();
                 }
             }
-            // It asked before where it could.
+            // Where the node could ask before, these nodes have forgotten it already.
             if matches!(operation, NameOperation::Removed { .. } | NameOperation::Renamed { .. }) {
                 for path in operation.paths() {
                     let knowing = state.leases.take_knowing(&from.node, path, now);

@@ -6,7 +6,7 @@
 //! A directory is given back only when no call is at work in it: a call's changes are published before another node may look.
 
 use super::asking::Turns;
-use super::remembered::Remembered;
+use super::remembered::{Name, Remembered};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,13 +29,10 @@ const GIVEN_BACK_FOR: Duration = Duration::from_secs(6);
 const WORK_MAX: Duration = Duration::from_secs(35);
 
 /// Time for which this node asks before it changes a directory in one that it holds, once another node was answered about a name there.
-/// That node may have looked the directory up, and does not ask about it for a moment (`remembered`).
+/// A node that was answered may have looked the directory up, and does not ask about it for a moment (`remembered`).
 const SEEN_FOR: Duration = Duration::from_secs(3);
 const _: () =
     assert!(SEEN_FOR.as_millis() > KNOWN.as_millis(), "what others know of a directory is forgotten by then");
-
-/// A name in a directory.
-pub(super) type Name = (NodeId, Vec<u8>);
 
 #[derive(Debug, Default)]
 pub(super) struct Names {
@@ -49,10 +46,10 @@ pub(super) struct Names {
 #[derive(Debug, Default)]
 pub(super) struct Held {
     directories: HashMap<NodeId, Holding>,
-    /// The turns of the calls at work on single names, from before they ask.
+    /// The tickets of the calls at work on single names, from before they ask.
     at_work: HashMap<Name, BTreeSet<u64>>,
-    /// Number of turns that were given. A recall waits for those before it: a program that looks a name up all the time has no end.
-    turns: u64,
+    /// Number of the last ticket. A recall waits for those before it: a program that looks a name up all the time has no end.
+    last_ticket: u64,
     /// When this node was last asked to settle a name.
     settled_at: Option<Instant>,
     /// Directories that were recalled: an answer on its way may still say that this node holds them alone.
@@ -143,7 +140,7 @@ impl Names {
         self.lock().enter(node)
     }
 
-    /// Begins a call that changes a directory, by the directory that it is in. Returns its turn on the name; none if that one is not held, and
+    /// Begins a call that changes a directory, by the directory that it is in. Returns its ticket; none if that one is not held, and
     /// if others may have looked up directories in it. Who looks the changed one up waits for the call.
     pub(super) fn enter_to_change(&self, name: &Name) -> Option<u64> {
         let mut held = self.lock();
@@ -178,13 +175,12 @@ impl Names {
         let until = Instant::now() + WORK_MAX;
         let mut held = self.lock();
         held.given_back.note(node);
-        held.remembered.wants_all_of(node, Instant::now());
         if let Some(holding) = held.directories.get_mut(&node) {
             holding.recalled = true;
         }
-        let turns = held.turns;
+        let last = held.last_ticket;
         loop {
-            let is_earlier = |turn: &u64| *turn <= turns;
+            let is_earlier = |ticket: &u64| *ticket <= last;
             let at_work = held.directories.get(&node).is_some_and(|holding| holding.at_work > 0)
                 || held.at_work.iter().any(|((directory, _), at_work)| {
                     *directory == node && at_work.first().is_some_and(is_earlier)
@@ -195,15 +191,15 @@ impl Names {
         }
     }
 
-    /// Records that a call begins to work on a name. Returns its turn.
+    /// Records that a call begins to work on a name. Returns its ticket.
     pub(super) fn begin(&self, name: Name) -> u64 {
         self.lock().begin(name)
     }
 
-    pub(super) fn done(&self, name: &Name, turn: u64) {
+    pub(super) fn done(&self, name: &Name, ticket: u64) {
         let mut held = self.lock();
         if let Some(at_work) = held.at_work.get_mut(name) {
-            at_work.remove(&turn);
+            at_work.remove(&ticket);
             if at_work.is_empty() {
                 held.at_work.remove(name);
             }
@@ -212,7 +208,7 @@ impl Names {
         self.left.notify_all();
     }
 
-    /// Begins a call on a name that a look-up found missing a moment ago, and that is promised to this node since. Returns its turn; none if
+    /// Begins a call on a name that a look-up found missing a moment ago, and that is promised to this node since. Returns its ticket; none if
     /// it has to ask.
     pub(super) fn begin_promised(&self, name: &Name) -> Option<u64> {
         let now = Instant::now();
@@ -239,8 +235,8 @@ impl Names {
         if let Some(holding) = held.directories.get_mut(&name.0) {
             holding.seen_at = Some(now);
         }
-        let turns = held.turns;
-        while held.at_work.get(name).and_then(BTreeSet::first).is_some_and(|first| *first <= turns)
+        let last = held.last_ticket;
+        while held.at_work.get(name).and_then(BTreeSet::first).is_some_and(|first| *first <= last)
             && let Some(left) = until.checked_duration_since(Instant::now())
         {
             held = self.left.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -302,9 +298,9 @@ impl Held {
     }
 
     fn begin(&mut self, name: Name) -> u64 {
-        self.turns += 1;
-        self.at_work.entry(name).or_default().insert(self.turns);
-        self.turns
+        self.last_ticket += 1;
+        self.at_work.entry(name).or_default().insert(self.last_ticket);
+        self.last_ticket
     }
 
     fn forget(&mut self, node: NodeId) {

@@ -7,7 +7,7 @@
 //! go on.
 
 use super::asking::{Asked, Asking};
-use super::held::Name;
+use super::remembered::Name;
 use super::{Away, Cluster, address_of};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub enum Access<'a> {
 pub struct Guard {
     cluster: Arc<Cluster>,
     held: Option<NodeId>,
-    /// The name that the call works on, and its turn.
+    /// The name that the call works on, and its ticket.
     name: Option<(Name, u64)>,
 }
 
@@ -68,11 +68,12 @@ impl Drop for Guard {
         if let Some(node) = self.held {
             self.cluster.names.leave(node);
         }
-        if let Some((name, turn)) = self.name.take() {
-            self.cluster.names.done(&name, turn);
+        if let Some((name, ticket)) = self.name.take() {
+            self.cluster.names.done(&name, ticket);
         }
     }
 }
+
 impl Cluster {
     /// Gives leave at once, if the coordinator need not be asked.
     #[must_use]
@@ -80,18 +81,18 @@ impl Cluster {
         let directory = access.directory();
         if let Some(name) = access.changed_directory() {
             let name = (directory, name.to_vec());
-            if self.is_clear(access)
-                && let Some(turn) = self.names.enter_to_change(&name)
+            if self.is_clear(directory, &name.1)
+                && let Some(ticket) = self.names.enter_to_change(&name)
             {
-                return Some(self.guard(Some(directory), Some((name, turn))));
+                return Some(self.guard(Some(directory), Some((name, ticket))));
             }
         } else if self.names.enter(directory) {
             return Some(self.guard(Some(directory), None));
         }
         if let Access::Change { parent, name, .. } = access {
             let name = (parent, name.to_vec());
-            if let Some(turn) = self.names.begin_promised(&name) {
-                return Some(self.guard(None, Some((name, turn))));
+            if let Some(ticket) = self.names.begin_promised(&name) {
+                return Some(self.guard(None, Some((name, ticket))));
             }
         }
         if let Access::Look { parent, name } = access
@@ -103,11 +104,8 @@ impl Cluster {
         None
     }
 
-    /// Whether no node has to be evicted from a directory that is moved. Another node may hold a directory below one that this node holds.
-    fn is_clear(&self, access: Access<'_>) -> bool {
-        let (Access::Move { parent, name } | Access::Attributes { parent, name }) = access else {
-            return true;
-        };
+    /// Whether no node has to be evicted from a directory that is changed. Another node may hold a directory below one that this node holds.
+    fn is_clear(&self, parent: NodeId, name: &[u8]) -> bool {
         let Some(child) = self.namespace.standing().child_directory(parent, name) else { return true };
         let below = self.namespace.standing().directories_below(child, CLEAR_MAX);
         below.is_some_and(|below| self.names.holds_all(&below))

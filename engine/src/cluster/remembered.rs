@@ -1,4 +1,4 @@
-//! What the coordinator's answers let this node do without a question, for a moment.
+//! Calls that need no question for a moment after the coordinator's answer.
 //!
 //! Owns: the missing names that are promised to this node, the directories that it may look up by itself, the directories in which it is
 //! making names. Does not own: directories that it holds alone (`names`), what the coordinator remembers of it
@@ -31,14 +31,17 @@ const MAKING_FOR: Duration = Duration::from_secs(1);
 /// Maximum number of entries of each kind. Without an entry a question is asked.
 const ENTRIES_MAX: usize = 4096;
 
+/// A name in a directory.
+pub(super) type Name = (NodeId, Vec<u8>);
+
 /// See the module's head.
 #[derive(Debug, Default)]
 pub(super) struct Remembered {
     /// When this node last made a name in a directory that other nodes change, too.
     making: HashMap<NodeId, Instant>,
-    promised: HashMap<(NodeId, Vec<u8>), Instant>,
+    promised: HashMap<Name, Instant>,
     /// When another node last wanted a name. Answers to questions from before that promise nothing, and later look-ups ask for no promise.
-    wanted: HashMap<(NodeId, Vec<u8>), Instant>,
+    wanted: HashMap<Name, Instant>,
     /// The same for all names that are not in `wanted`.
     all_wanted_at: Option<Instant>,
     known: HashMap<NodeId, Instant>,
@@ -60,29 +63,22 @@ impl Remembered {
     }
 
     /// Notes that a missing name was promised to this node.
-    pub(super) fn promised(&mut self, name: (NodeId, Vec<u8>), asked_at: Instant, now: Instant) {
+    pub(super) fn promised(&mut self, name: Name, asked_at: Instant, now: Instant) {
         if self.wanted_at(&name).is_none_or(|wanted_at| wanted_at < asked_at) {
             note(&mut self.promised, name, asked_at, (now, PROMISED_FOR));
         }
     }
 
     /// Uses a promise. Returns false if there is none.
-    pub(super) fn take_promise(&mut self, name: &(NodeId, Vec<u8>), now: Instant) -> bool {
+    pub(super) fn take_promise(&mut self, name: &Name, now: Instant) -> bool {
         let asked_at = self.promised.remove(name);
         is_young(asked_at.as_ref(), now, PROMISED_FOR)
     }
 
     /// Ends the promise of a name, because another node wants it.
-    pub(super) fn wants(&mut self, name: &(NodeId, Vec<u8>), now: Instant) {
+    pub(super) fn wants(&mut self, name: &Name, now: Instant) {
         self.promised.remove(name);
         if !note(&mut self.wanted, name.clone(), now, (now, MAKING_FOR)) {
-            self.wants_all(now);
-        }
-    }
-
-    /// Ends the promises of all names of a directory.
-    pub(super) fn wants_all_of(&mut self, directory: NodeId, now: Instant) {
-        if self.making.remove(&directory).is_some() {
             self.wants_all(now);
         }
     }
@@ -92,7 +88,7 @@ impl Remembered {
         self.all_wanted_at = Some(now);
     }
 
-    fn wanted_at(&self, name: &(NodeId, Vec<u8>)) -> Option<Instant> {
+    fn wanted_at(&self, name: &Name) -> Option<Instant> {
         self.wanted.get(name).copied().max(self.all_wanted_at)
     }
 
@@ -108,16 +104,11 @@ impl Remembered {
         is_young(self.known.get(&directory), now, KNOWN_FOR)
     }
 
-    /// Forgets all directories: one of them is about to change.
-    pub(super) fn forget_directories(&mut self, now: Instant) {
-        self.known.clear();
-        self.forgotten_at = Some(now);
-    }
-
-    /// Forgets what the last coordinator answered.
+    /// Forgets what earlier answers allowed.
     pub(super) fn forget_answers(&mut self, now: Instant) {
         self.wants_all(now);
-        self.forget_directories(now);
+        self.known.clear();
+        self.forgotten_at = Some(now);
     }
 }
 
@@ -165,7 +156,7 @@ mod tests {
         all.promised(name("all"), asked, asked);
         all.makes(7, asked);
         assert!(all.is_making(7, b"new", asked) && !all.is_making(7, b"broken", asked + MS));
-        all.wants_all_of(7, asked + MS);
+        all.forget_answers(asked + MS);
         assert!(!all.take_promise(&name("all"), asked) && !all.is_making(7, b"new", asked));
     }
 
@@ -188,7 +179,7 @@ mod tests {
         let (begun, mut all) = (Instant::now(), Remembered::default());
         all.found(3, begun, begun + MS);
         assert!(all.knows(3, begun + MS) && !all.knows(3, begun + KNOWN_FOR));
-        all.forget_directories(begun + 5 * MS);
+        all.forget_answers(begun + 5 * MS);
         assert!(!all.knows(3, begun + 5 * MS));
         all.found(3, begun + 4 * MS, begun + 6 * MS);
         assert!(!all.knows(3, begun + 6 * MS), "its question is older than the change");

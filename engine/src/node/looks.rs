@@ -25,7 +25,7 @@ pub(crate) struct Looks {
 
 impl Looks {
     pub(crate) fn may_begin(&self, now: Instant) -> bool {
-        self.not_before.is_none_or(|not_before| not_before <= now)
+        self.wait(now).is_none()
     }
 
     /// Records a pass over all that was due.

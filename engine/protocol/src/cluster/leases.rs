@@ -202,15 +202,10 @@ impl Leases {
     /// moment ago, or were promised a name in it. They have to forget that before `by` changes the directory. Removes the records of
     /// look-ups.
     pub fn take_knowing(&mut self, by: &NodeName, path: &[u8], now: Duration) -> BTreeSet<NodeName> {
-        let near = self.known.range(path.to_vec()..).take_while(|(known, _)| known.starts_with(path));
-        let below: Vec<_> =
-            near.filter(|(known, _)| is_below(known, path)).map(|(known, _)| known.clone()).collect();
-        let promised = self.promises.range((path.to_vec(), Vec::new())..);
-        let promised = promised.take_while(|((directory, _), _)| directory.starts_with(path));
-        let promised = promised.filter(|((directory, _), promise)| {
-            is_below(directory, path) && promise.node != *by && promise.until > now
-        });
-        let mut knowing: BTreeSet<_> = promised.map(|(_, promise)| promise.node.clone()).collect();
+        let below: Vec<_> = records_below(&self.known, path).map(|(known, _)| known.clone()).collect();
+        let promises = self.promises_below(path).map(|(_, promise)| promise);
+        let others = promises.filter(|promise| promise.node != *by && promise.until > now);
+        let mut knowing: BTreeSet<_> = others.map(|promise| promise.node.clone()).collect();
         for path in below {
             let nodes = self.known.get_mut(&path).expect("it was found a moment ago");
             self.known_count -= nodes.len();
@@ -229,9 +224,7 @@ impl Leases {
     /// Whether nodes other than `by` looked up a directory below this one a moment ago.
     #[must_use]
     pub fn is_seen(&self, by: &NodeName, directory: &[u8], now: Duration) -> bool {
-        let near =
-            self.known.range(directory.to_vec()..).take_while(|(known, _)| known.starts_with(directory));
-        let mut below = near.filter(|(known, _)| is_below(known, directory));
+        let mut below = records_below(&self.known, directory);
         below.any(|(_, nodes)| nodes.iter().any(|(node, until)| node != by && *until > now))
     }
 
@@ -333,10 +326,7 @@ impl Leases {
         for path in self.below(directory) {
             self.directories.remove(&path);
         }
-        let near = self.promises.range((directory.to_vec(), Vec::new())..);
-        let near = near.take_while(|((path, _), _)| path.starts_with(directory));
-        let below: Vec<_> =
-            near.filter(|((path, _), _)| is_below(path, directory)).map(|(name, _)| name.clone()).collect();
+        let below: Vec<_> = self.promises_below(directory).map(|(name, _)| name.clone()).collect();
         for name in below {
             self.promises.remove(&name);
         }
@@ -359,10 +349,9 @@ impl Leases {
     #[must_use]
     pub fn knowing_below(&self, but: &NodeName, directory: &[u8], now: Duration) -> BTreeSet<NodeName> {
         let holders = self.holders_below(but, directory).into_iter().map(|(holder, _)| holder);
-        let promised = self.promises.iter().filter(|((path, _), promise)| {
-            promise.until > now && promise.node != *but && is_below(path, directory)
-        });
-        holders.chain(promised.map(|(_, promise)| promise.node.clone())).collect()
+        let promises = self.promises_below(directory).map(|(_, promise)| promise);
+        let promised = promises.filter(|promise| promise.until > now && promise.node != *but);
+        holders.chain(promised.map(|promise| promise.node.clone())).collect()
     }
 
     /// Ends the leases and promises of a node that is gone: what it held alone is at rest again.
@@ -376,9 +365,17 @@ impl Leases {
     }
 
     fn below(&self, directory: &[u8]) -> Vec<Vec<u8>> {
-        let from = self.directories.range(directory.to_vec()..);
-        let near = from.take_while(|(path, _)| path.starts_with(directory));
-        near.filter(|(path, _)| is_below(path, directory)).map(|(path, _)| path.clone()).collect()
+        records_below(&self.directories, directory).map(|(path, _)| path.clone()).collect()
+    }
+
+    /// Returns the promises of names in a directory and in all below it.
+    fn promises_below<'a>(
+        &'a self,
+        directory: &'a [u8],
+    ) -> impl Iterator<Item = (&'a (Vec<u8>, Vec<u8>), &'a Promise)> {
+        let near = self.promises.range((directory.to_vec(), Vec::new())..);
+        let near = near.take_while(move |((path, _), _)| path.starts_with(directory));
+        near.filter(move |((path, _), _)| is_below(path, directory))
     }
 
     fn promise(&self, directory: &[u8], name: &[u8], now: Duration) -> Option<&Promise> {
@@ -394,6 +391,15 @@ impl Leases {
         let from = self.promises.range((directory.to_vec(), Vec::new())..);
         from.take_while(move |((path, _), _)| path == directory).map(|(_, promise)| promise)
     }
+}
+
+/// Returns the records of a directory and of all below it.
+fn records_below<'a, V>(
+    records: &'a BTreeMap<Vec<u8>, V>,
+    directory: &'a [u8],
+) -> impl Iterator<Item = (&'a Vec<u8>, &'a V)> {
+    let near = records.range(directory.to_vec()..).take_while(move |(path, _)| path.starts_with(directory));
+    near.filter(move |(path, _)| is_below(path, directory))
 }
 
 /// Whether a path is that directory or lies below it.
