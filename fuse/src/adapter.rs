@@ -12,7 +12,7 @@ use crate::counters::Opcode;
 use crate::device::Device;
 use crate::entries;
 use crate::errno::errno;
-use crate::gate::{self, Wanted};
+use crate::gate;
 use crate::handle::{DataPath, Fallback};
 use crate::init;
 use crate::named::{self, Remove};
@@ -31,6 +31,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use tidemark_engine::cluster::Wanted;
 use tidemark_keeper::closed_by;
 use tidemark_namespace::{Caller, FsError, Namespace, OpenOutcome, SetAttr};
 

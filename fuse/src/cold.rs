@@ -14,7 +14,7 @@
 
 use crate::convert::answer_bytes;
 use crate::errno::errno;
-use crate::gate::{self, Call, Leave, Wanted};
+use crate::gate::{self, Call};
 use crate::named::Place;
 use crate::room::{answer_open_later, when_room};
 use crate::shared::Shared;
@@ -23,6 +23,7 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use tidemark_engine::cluster::{Leave, Wanted};
 use tidemark_namespace::{Attr, Caller, ColdFile, FsError, NodeId, OpenFile, OpenOutcome, SetAttr};
 
 /// Files that are fetched at once. Each fetch is parallel in itself; this is for many small files.

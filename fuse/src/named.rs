@@ -4,9 +4,10 @@
 
 use crate::adapter::FILE_MODE_BITS;
 use crate::cold::{Job, Workers};
-use crate::gate::{self, Wanted};
+use crate::gate;
 use crate::shared::Shared;
 use fuser::{ReplyEmpty, ReplyEntry};
+use tidemark_engine::cluster::Wanted;
 use tidemark_engine::step_point::{StepPoint, reach};
 use tidemark_namespace::{Caller, Looked, NodeId, RENAME_EXCHANGE, Special};
 

@@ -7,10 +7,11 @@
 //! again, and is repeated from the start: the name may mean another file by then, or none.
 
 use crate::cold::Workers;
-use crate::gate::{self, Call, Leave};
+use crate::gate::{self, Call};
 use crate::shared::Shared;
 use fuser::{ReplyCreate, ReplyOpen};
 use std::time::Duration;
+use tidemark_engine::cluster::Leave;
 use tidemark_namespace::{Attr, FsError, OpenFile, RequestId};
 
 /// The longest pause before other nodes are asked for leave again. If calls wait for room for seconds, eight ranks ask 32 times a second.

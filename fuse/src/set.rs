@@ -3,9 +3,10 @@
 //! Owns: each request's work once it has leave. Does not own: getting leave (`gate`), cutting a file (`cold`), the namespace's part.
 
 use crate::cold::{Job, Workers};
-use crate::gate::{self, Leave, Wanted};
+use crate::gate;
 use crate::shared::Shared;
 use fuser::{ReplyAttr, ReplyEmpty};
+use tidemark_engine::cluster::{Leave, Wanted};
 use tidemark_namespace::{Caller, FsError, Namespace, NodeId, SetAttr};
 
 /// Sets attributes. A worker sets a size, as it may have to wait. `writes`: the caller has the file open for writing, so has had leave.

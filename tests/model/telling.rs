@@ -5,6 +5,7 @@
 use super::{folder, tier1};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidemark_engine::cluster::state_of;
 use tidemark_namespace::{Caller, Namespace, NamespaceSettings, OutgoingBody, ROOT};
 use tidemark_protocol::cluster::wire::{NameOperation, NodeAttributes, NodeKind, NodeState};
 use tidemark_protocol::id::{Epoch, FileCounter, FileId, Incarnation};
@@ -241,4 +242,25 @@ fn how_a_link_of_before_stands_wins_no_name_back() {
         let found = node.namespace.standing().outgoing_at(b"link").expect("it has a name");
         assert!(matches!(&found.body, OutgoingBody::Symlink(target) if target == b"stays"), "{found:?}");
     }
+}
+
+/// Goal: a file that lost its last name here while a program had it open has a name again once the coordinator says which: another node had
+/// renamed it. Its other names were settled, too, when one could not be.
+#[test]
+fn a_file_that_is_open_without_a_name_gets_the_name_that_it_has_elsewhere() {
+    let node = Node::new();
+    let tree = &node.namespace;
+    let (attr, open) = tree.create(&ME, ROOT, b"x", 0o644, 1).unwrap();
+    let mut told = state_of(tree, tree.standing().outgoing_at(b"x").unwrap());
+    let life = NodeLife { node: "n2".parse().unwrap(), incarnation: Incarnation(8) };
+    let file = tree.nodes().view(attr.node).unwrap().file;
+    tree.mirror().follow(&[NameOperation::Removed { path: b"x".to_vec(), what: Some(file) }], &life, 1);
+    assert_eq!(node.names(), [] as [Vec<u8>; 0]);
+    told.path = b"y".to_vec();
+    let asked_at = tree.publications().names_number();
+    tree.mirror().settle_name(b"", b"y", Some(&told), asked_at).unwrap();
+    assert_eq!((node.names(), tree.nodes().path_of(attr.node)), (vec![b"y".to_vec()], Some(b"y".to_vec())));
+    assert_eq!(tree.getattr(attr.node).unwrap().nlink, 1);
+    tree.handles().release(open.fh).unwrap();
+    assert_eq!(node.names(), [b"y"]);
 }

@@ -91,6 +91,7 @@ impl Catalog {
                     let entries = self.node.memory.tree.borrow().entries(directory).unwrap_or_default();
                     return self.looked(look, Leave::Directory { entries, seen: false }).await;
                 }
+                LeaseVerdict::Moving(_) => unreachable!("no move is noted here"),
                 LeaseVerdict::TooMany => return Err(Refused::Unavailable("too many promises".to_owned())),
             }
         }

@@ -6,10 +6,11 @@ use super::Catalog;
 use super::members::ASKS_MAX;
 use futures::StreamExt;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_engine::cluster::address_of;
 use tidemark_protocol::cluster::members::Standing;
 use tidemark_protocol::cluster::wire::{Member, ToNode};
+use tokio::time::Instant;
 
 /// The time that a node has for publishing everything. If it needs longer, it continues, and the caller asks again.
 const HEAR_DEADLINE: Duration = Duration::from_secs(1);

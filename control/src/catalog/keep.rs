@@ -177,7 +177,8 @@ impl Catalog {
         if *self.keeping.kept.borrow() == NOBODY {
             return taken;
         }
-        state.kept.get(life).copied().or(taken)
+        // Of a life that etcd has nothing of, nothing is answered, though this coordinator has taken some.
+        state.kept.get(life).copied().or_else(|| taken.map(|_| 0))
     }
 
     /// Makes the refusal for a node that gets no answer because etcd is slow.
@@ -219,13 +220,12 @@ impl Catalog {
         let own = self.cluster.life.incarnation;
         let mut script = match before {
             Some(before) => {
-                let child = |parent, name: &[u8]| namespace.standing().child_number(parent, name);
-                let script = tokio::task::block_in_place(|| {
-                    Script::after(before, (self.epoch, own), is_complete, child)
-                });
-                // The coordinator role may have been lost meanwhile, and then nothing continues from here.
-                tokio::task::yield_now().await;
-                script
+                let (tree, by) = (Arc::clone(namespace), (self.epoch, own));
+                let child = move |parent, name: &[u8]| tree.standing().child_number(parent, name);
+                // Takes seconds with a large catalog.
+                let script =
+                    tokio::task::spawn_blocking(move || Script::after(before, by, is_complete, child));
+                script.await.expect("comparing a catalog does not panic")
             }
             None => Script::anew((self.epoch, own)),
         };

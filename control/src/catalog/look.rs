@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use tidemark_engine::cluster::state_of;
 use tidemark_namespace::{OutgoingBody, OutgoingNode};
 use tidemark_protocol::cluster::leases::{KNOWN, Verdict};
+use tidemark_protocol::cluster::moves::Moving;
 use tidemark_protocol::cluster::wire::{Answer, Intent, Leave, Look, Looked, NodeKind, NodeState};
 use tidemark_protocol::file::FileState;
 use tidemark_protocol::id::{FileId, NodeName};
@@ -39,27 +40,50 @@ impl Lookups<'_> {
             return self.look_only(from, look).await;
         }
         let path = join(directory, name);
-        for _ in 0..ROUNDS_MAX {
-            if *intent == Intent::Move {
-                let holders = self.catalog.lock().leases.holders_below(from, &path);
-                for (holder, held) in holders {
-                    self.catalog.recall(&holder, &held, None, true).await?;
-                }
+        if *intent != Intent::Move {
+            return self.let_change(from, look, &path).await;
+        }
+        let mut rounds = 0;
+        let number = loop {
+            let begun = self.catalog.lock().leases.moves.begin(from, &path, self.catalog.now());
+            match begun {
+                Ok(number) => break number,
+                Err(_) if rounds == ROUNDS_MAX => return Err(keep_changing()),
+                Err(moving) => self.wait_for_move(&moving).await?,
             }
+            rounds += 1;
+        };
+        let looked = match self.take_others_out(from, &path).await {
+            Ok(()) => self.let_change(from, look, &path).await,
+            Err(refusal) => Err(refusal),
+        };
+        let moves = &mut self.catalog.lock().leases.moves;
+        match looked {
+            Ok(_) => moves.let_go(&path, number),
+            Err(_) => moves.end(&path, number),
+        }
+        looked
+    }
+
+    /// Lets a node change a name, once no other node is in the way.
+    async fn let_change(&self, from: &NodeName, look: &Look, path: &[u8]) -> Result<Looked, Refusal> {
+        let Look { directory, name, .. } = look;
+        for _ in 0..ROUNDS_MAX {
             let verdict = self.catalog.lock().leases.change(from, directory, name, self.catalog.now());
             match verdict {
                 Verdict::Busy(holder) | Verdict::PublishFirst(holder) => {
                     self.catalog.recall(&holder, directory, Some(name), false).await?;
                 }
                 Verdict::RecallFirst(holder) => self.catalog.recall(&holder, directory, None, true).await?,
+                Verdict::Moving(moving) => self.wait_for_move(&moving).await?,
                 Verdict::Answer | Verdict::Promised => {
                     self.share_other_names(from, look).await?;
-                    self.forget_directory(from, &path).await;
+                    self.forget_directory(from, path).await;
                     return Ok(self.looked(look, Leave::Name).await);
                 }
                 Verdict::Alone => {
                     self.share_other_names(from, look).await?;
-                    self.forget_directory(from, &path).await;
+                    self.forget_directory(from, path).await;
                     let entries = self.entries(directory).unwrap_or_default();
                     let seen = self.catalog.lock().leases.is_seen(from, directory, self.catalog.now());
                     return Ok(self.looked(look, Leave::Directory { entries, seen }).await);
@@ -70,8 +94,57 @@ impl Lookups<'_> {
                 }
             }
         }
-        let why = "other nodes keep changing this name; ask again".to_owned();
-        Err(Refusal::new(LinkErrorKind::Unavailable, why))
+        Err(keep_changing())
+    }
+
+    /// Waits until a directory has moved. A node whose move is not let yet waits for the asker, perhaps, which has to come again.
+    async fn wait_for_move(&self, moving: &Moving) -> Result<(), Refusal> {
+        let (directory, name) = split(&moving.path);
+        if !moving.is_let {
+            let path = String::from_utf8_lossy(&moving.path);
+            let why = format!("{} is about to move {path:?}; ask again", moving.node);
+            return Err(Refusal::new(LinkErrorKind::Unavailable, why));
+        }
+        self.catalog.recall(&moving.node, directory, Some(name), false).await?;
+        self.catalog.lock().leases.moves.end(&moving.path, moving.number);
+        Ok(())
+    }
+
+    /// Has all other nodes publish what they do in a directory and below it, and give those directories back. They begin nothing there
+    /// meanwhile ([`Moves`](tidemark_protocol::cluster::moves::Moves)).
+    async fn take_others_out(&self, from: &NodeName, path: &[u8]) -> Result<(), Refusal> {
+        for _ in 0..ROUNDS_MAX {
+            let (holders, promised) = {
+                let (state, now) = (self.catalog.lock(), self.catalog.now());
+                (state.leases.holders_below(from, path), state.leases.promised_below(from, path, now))
+            };
+            if holders.is_empty() && promised.is_empty() {
+                return Ok(());
+            }
+            let held = holders.iter().map(|(holder, held)| self.catalog.recall(holder, held, None, true));
+            let promises = promised.iter().map(|(of, names)| self.recall_promises(of, names));
+            futures::future::try_join(
+                futures::future::try_join_all(held),
+                futures::future::try_join_all(promises),
+            )
+            .await?;
+        }
+        // What they made below meanwhile is theirs alone, again and again.
+        Err(keep_changing())
+    }
+
+    /// Has a node publish all that it does in a shared directory, and ends its promises there. `of`: the node and the directory.
+    async fn recall_promises(
+        &self,
+        (holder, directory): &(NodeName, Vec<u8>),
+        promises: &[(Vec<u8>, u64)],
+    ) -> Result<(), Refusal> {
+        if self.catalog.ask_back(holder, directory, None, true).await? {
+            let leases = &mut self.catalog.lock().leases;
+            promises.iter().for_each(|(name, promise)| leases.published(directory, name, *promise));
+            leases.released(holder, directory);
+        }
+        Ok(())
     }
 
     /// Answers a node that only looks. If it finds a directory, it need not ask about it again for a moment. If it finds nothing, and wants to
@@ -189,6 +262,10 @@ impl Lookups<'_> {
                 .is_some_and(|node| matches!(node.body, OutgoingBody::Directory));
         Looked { found: found.map(|node| state_of(namespace, node)), directory, leave }
     }
+}
+
+fn keep_changing() -> Refusal {
+    Refusal::new(LinkErrorKind::Unavailable, "other nodes keep changing this name; ask again")
 }
 
 /// Returns the home of a file that is not sealed and lives on another node.

@@ -7,7 +7,7 @@ use super::Catalog;
 use super::roll::{Now, Replies, Todo};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_protocol::cluster::wire::{
     BATCH_ITEMS_MAX, Beat, Beaten, Join, Joined, Members, MembersChange, ToNode, VERSION_BYTES_MAX,
 };
@@ -16,6 +16,7 @@ use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::label::Labels;
 use tidemark_protocol::membership::{self, ANSWER_MS, Ask, Cure, Event, Heard, Life, Standing, TICK_MS};
 use tidemark_transport::{Address, LinkErrorKind, Refusal};
+use tokio::time::Instant;
 
 /// The most questions to neighbours on their way at once. If more nodes fall silent than that, this node is the one that is cut off.
 pub(super) const ASKS_MAX: usize = 256;

@@ -40,7 +40,7 @@ use roll::{Now, Roll};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 pub use succeed::Before;
 use succeed::Hearing;
 use take::News;
@@ -55,6 +55,7 @@ use tidemark_protocol::membership::{Life, MemberList};
 use tidemark_protocol::report;
 use tidemark_transport::{LinkErrorKind, Refusal};
 use tokio::sync::{Notify, Semaphore, watch};
+use tokio::time::Instant;
 
 /// How long to wait for a node that has to publish before another node is answered. After that the answer is that the state is unknown.
 const NODE_DEADLINE: Duration = Duration::from_secs(5);
@@ -121,10 +122,10 @@ impl Catalog {
         epoch: Epoch,
         presence: Arc<Presence>,
         terms: Terms,
-        (published, hearing): (BTreeMap<NodeLife, u64>, Hearing),
+        (published, hearing, is_complete): (BTreeMap<NodeLife, u64>, Hearing, bool),
     ) -> Arc<Self> {
         let started = Instant::now();
-        let known = (!hearing.knows_nothing()).then_some(epoch);
+        let known = (is_complete && !hearing.knows_nothing()).then_some(epoch);
         cluster.namespace().catalog().becomes_catalog_of(known, &published, hearing.is_own());
         let now = Now { ms: 0, wall_ms: cluster.namespace().now_ns() / 1_000_000 };
         let state = State {
@@ -230,6 +231,10 @@ impl Authority for Catalog {
         } else {
             leases.renamed(&self.cluster.life.node, from, to);
         }
+    }
+
+    fn removed(&self, path: &[u8]) {
+        self.lock().leases.removed(path);
     }
 
     fn changed_here(&self, paths: &[&[u8]]) {

@@ -48,7 +48,7 @@ impl Catalog {
     }
 
     /// Asks the holder, and returns whether it did so; false if it is gone and holds nothing any more.
-    async fn ask_back(
+    pub(super) async fn ask_back(
         &self,
         holder: &NodeName,
         path: &[u8],

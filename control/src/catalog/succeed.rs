@@ -81,8 +81,8 @@ pub(super) struct Hearing {
     tier3: bool,
     /// Whether the names are this node's own. The other nodes have to publish how their files stand.
     own: bool,
-    /// Nodes that were asked to do so.
-    asked: BTreeSet<NodeLife>,
+    /// Nodes that have published that.
+    told: BTreeSet<NodeLife>,
     /// Directories in which nodes changed something without a coordinator, or just before it was lost, until all nodes are heard. A node
     /// that had such a directory alone may have missed the change.
     changed: BTreeMap<Vec<u8>, BTreeSet<NodeName>>,
@@ -90,7 +90,7 @@ pub(super) struct Hearing {
 
 impl Catalog {
     /// Makes the coordinator of an epoch that follows another. `terms` hold the former members, and `before` the known catalog of the last
-    /// coordinator.
+    /// coordinator. `is_complete`: this node's tree has become all of it. A tree that has not is not taken for the catalog later.
     #[must_use]
     pub fn succeed(
         cluster: Arc<Cluster>,
@@ -98,6 +98,7 @@ impl Catalog {
         presence: Arc<Presence>,
         terms: Terms,
         before: &Before,
+        is_complete: bool,
     ) -> Arc<Self> {
         let hearing = Hearing::of(&terms.stored, &cluster.life.node, before);
         let nodes = hearing.nodes.len();
@@ -114,7 +115,7 @@ impl Catalog {
             Before::Own(None) | Before::Nothing => Vec::new(),
         };
         namespace.catalog().remember_removed(&removed);
-        let catalog = Self::start(cluster, epoch, presence, terms, (published, hearing));
+        let catalog = Self::start(cluster, epoch, presence, terms, (published, hearing, is_complete));
         if let Before::Own(Some(kept)) | Before::Kept(kept) = before {
             catalog.lock().kept = kept.published().clone();
             catalog.keeping.begin();
@@ -187,10 +188,17 @@ impl Hearing {
         self.nodes.contains(life)
     }
 
-    /// Returns whether a joining node has to publish the state of all its files, whatever it published before. Returns true once for each
-    /// life: a node does not forget that it has to.
-    pub(super) fn asks_states(&mut self, life: &NodeLife) -> bool {
-        self.own && self.asked.insert(life.clone())
+    /// Returns whether a joining node has to publish the state of all its files, whatever it published before. It is asked with each join until
+    /// it has: the answer to a join may be lost.
+    pub(super) fn asks_states(&self, life: &NodeLife) -> bool {
+        self.own && !self.told.contains(life)
+    }
+
+    /// Notes that a node has published the state of all its files.
+    pub(super) fn told_all(&mut self, life: &NodeLife) {
+        if self.own {
+            self.told.insert(life.clone());
+        }
     }
 
     /// Notes that a life was heard, or never will be.

@@ -78,6 +78,7 @@ impl Catalog {
         // other nodes.
         if publication.whole && publication.last {
             namespace.catalog().told_all(from);
+            self.lock().hearing.told_all(from);
         }
         published
     }
@@ -127,10 +128,9 @@ impl Catalog {
             namespace.nodes().other_names(&path).into_iter().chain([path]).collect::<Vec<_>>()
         };
         let changed: Vec<_> = publication.operations.iter().flat_map(paths).collect();
-        // A file that was begun anew under a promised name. Those of directories change with their entries, under whatever promise.
-        let files = publication.states.iter().filter(|told| matches!(told.kind, NodeKind::File(_)));
-        let states = files.map(|told| told.path.as_slice());
-        let told = publication.operations.iter().flat_map(NameOperation::paths).chain(states);
+        // States end no promise: how a file stands is published while a later call works on its name. Who asks for a file that was begun anew
+        // has its node asked.
+        let told = publication.operations.iter().flat_map(NameOperation::paths);
         let there: Vec<_> = told.filter(|path| namespace.nodes().node_at(path).is_some()).collect();
         let mut shared = Vec::new();
         let now = self.now();

@@ -3,13 +3,14 @@
 //! Owns: the answer, and waiting for a file that is being sealed. Does not own: the copies, the choice of Tier-3's reader (`protocol`).
 
 use super::{Catalog, NODE_DEADLINE};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_engine::cluster::state_of;
 use tidemark_namespace::OutgoingBody;
 use tidemark_protocol::cluster::wire::{FileFacts, Member, NodeKind, Whereabouts};
 use tidemark_protocol::file::FileState;
 use tidemark_protocol::id::{FileId, NodeName, SealNumber};
 use tidemark_transport::Refusal;
+use tokio::time::Instant;
 
 /// Interval between two looks at a file that is not sealed yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);

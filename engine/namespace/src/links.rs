@@ -118,10 +118,7 @@ impl Mirroring<'_> {
             Ok(_) => self.drop_name(parent, name, now_ns)?,
             Err(_) => {}
         }
-        self.state
-            .tree
-            .quietly()
-            .keeping_times(parent, |tree| tree.link(node, parent, name, now_ns).map(drop))?;
+        self.state.tree.quietly().name_again(node, parent, name, now_ns)?;
         self.state.tree.mark(node);
         Ok(())
     }

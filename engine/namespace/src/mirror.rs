@@ -139,7 +139,8 @@ impl Mirror<'_> {
         })
     }
 
-    /// Brings a whole directory to the coordinator's state.
+    /// Brings a whole directory to the coordinator's state. Names that changed here after the question stay. Returns false if the answer has
+    /// the file of such a name under another one: another node renamed it since, and the two names are of two moments. Ask again then.
     ///
     /// # Errors
     /// As [`Mirror::settle_name`].
@@ -148,7 +149,7 @@ impl Mirror<'_> {
         directory: &[u8],
         found: &[NodeState],
         asked_at: u64,
-    ) -> Result<(), FsError> {
+    ) -> Result<bool, FsError> {
         self.settle_names(directory, found, asked_at, NodeId::MAX)
     }
 
@@ -160,41 +161,52 @@ impl Mirror<'_> {
         found: &[NodeState],
         asked_at: u64,
         made_since: NodeId,
-    ) -> Result<(), FsError> {
+    ) -> Result<bool, FsError> {
         let now_ns = self.state.now_ns();
         let name_of = |state: &NodeState| state.path.rsplit(|b| *b == b'/').next().unwrap_or(&[]).to_vec();
         let names: BTreeSet<Vec<u8>> = found.iter().map(name_of).collect();
-        // A batch that cannot be carried out, or journaled, does not stop the other batches.
+        // A name that cannot be settled, or a batch that cannot be journaled, does not stop the others.
         let mut settled = Ok(());
         for states in found.chunks(SETTLED_AT_ONCE) {
             let result = self.state.change(|state| {
                 let mut mirroring = state.mirroring(self.state.incarnation);
                 let parent = mirroring.state.tree.resolve(directory)?;
+                let mut settled = Ok(());
                 for told in states {
                     let name = name_of(told);
                     if !mirroring.state.outgoing.is_newer(parent, &name, asked_at) {
-                        mirroring.settle_name((parent, &name), Some(told), asked_at, now_ns)?;
+                        let result = mirroring.settle_name((parent, &name), Some(told), asked_at, now_ns);
+                        settled = settled.and(result);
                     }
                 }
-                Ok(())
+                settled
             });
             settled = settled.and(result);
         }
         settled?;
+        let is_found = |file: FileId| {
+            let mut files = found.iter().filter_map(|told| match &told.kind {
+                NodeKind::File(facts) => Some(facts.file),
+                NodeKind::Directory | NodeKind::Symlink { .. } => None,
+            });
+            files.any(|known| known == file)
+        };
         self.state.change(|state| {
             let mut mirroring = state.mirroring(self.state.incarnation);
             let parent = mirroring.state.tree.resolve(directory)?;
             let here = mirroring.state.tree.node(parent)?.directory()?.by_name.keys();
             let surplus: Vec<_> = here.filter(|name| !names.contains(&***name)).cloned().collect();
+            let mut is_one_moment = true;
             for name in surplus {
-                if mirroring.state.outgoing.is_newer(parent, &name, asked_at)
-                    || mirroring.drop_before(parent, &name, made_since, now_ns)?
-                {
-                    continue;
+                if mirroring.state.outgoing.is_newer(parent, &name, asked_at) {
+                    let node = mirroring.state.tree.child(parent, &name)?;
+                    let file = mirroring.state.tree.node(node)?.file_id();
+                    is_one_moment &= !file.is_some_and(is_found);
+                } else if !mirroring.drop_before(parent, &name, made_since, now_ns)? {
+                    mirroring.settle_name((parent, &name), None, asked_at, now_ns)?;
                 }
-                mirroring.settle_name((parent, &name), None, asked_at, now_ns)?;
             }
-            Ok(())
+            Ok(is_one_moment)
         })
     }
 
@@ -233,13 +245,14 @@ impl Mirror<'_> {
             let settled = if path == HIDDEN {
                 // Everything else that this node hides, copies above all, belongs to this node only.
                 found.iter().try_for_each(|state| self.settle_name(HIDDEN, TORN, Some(state), told.names))
+            } else if self.state.look(|state| state.tree.resolve(path).is_err()) {
+                // The directory was removed here since, with its entries.
+                Ok(())
             } else {
-                self.settle_names(path, found, told.names, told.next)
+                self.settle_names(path, found, told.names, told.next).map(drop)
             };
             match settled {
                 Ok(()) => {}
-                // The directory was removed here since, with its entries.
-                Err(FsError::NotFound) if is_complete => {}
                 Err(error) => {
                     is_complete = false;
                     let path = String::from_utf8_lossy(path);

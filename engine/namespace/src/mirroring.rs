@@ -282,10 +282,7 @@ impl Mirroring<'_> {
         if let Some(known) = self.state.identities.adopted(file)
             && self.state.tree.is_reachable(known)
         {
-            self.state
-                .tree
-                .quietly()
-                .keeping_times(parent, |tree| tree.link(known, parent, name, opened_ns))?;
+            self.state.tree.quietly().name_again(known, parent, name, opened_ns)?;
             self.state.tree.mark(known);
             return Ok(known);
         }

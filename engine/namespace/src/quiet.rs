@@ -84,6 +84,28 @@ impl QuietNames<'_> {
         Ok(node)
     }
 
+    /// Gives a file the name that other nodes know it by. Where it had lost its last name here, and lives on because a program has it open,
+    /// it has one again.
+    pub(super) fn name_again(
+        &mut self,
+        node: NodeId,
+        parent: NodeId,
+        name: &[u8],
+        now_ns: i64,
+    ) -> Result<(), FsError> {
+        if self.tree.node(node)?.link_count() > 0 {
+            return self.keeping_times(parent, |tree| tree.link(node, parent, name, now_ns));
+        }
+        self.tree.check_free(parent, name)?;
+        let file = self.tree.node_mut(node)?;
+        file.file()?;
+        (file.forsaken, file.ctime_ns) = (false, now_ns);
+        self.keeping_times(parent, |tree| {
+            tree.attach(parent, name, node, now_ns);
+            Ok(())
+        })
+    }
+
     /// Makes a node under a name that is free, with the entry's attributes except its mode.
     pub(super) fn adopt_node(
         &mut self,

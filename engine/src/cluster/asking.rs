@@ -5,11 +5,11 @@
 
 use super::names::{ASK_AGAIN, Access, OUTAGE_WAIT};
 use super::{ANSWER_DEADLINE, Away, Cluster};
-use std::time::Instant;
 use tidemark_namespace::FsError;
 use tidemark_protocol::cluster::wire::{Answer, Intent, Leave, Look, Looked, NodeState, ToCoordinator};
 use tidemark_transport::{LinkErrorKind, Refusal};
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::Instant;
 
 /// Maximum number of questions about names on their way: each takes one of a connection's 64 calls, which beats need, too.
 const ASKS_MAX: usize = 16;
@@ -84,28 +84,15 @@ impl<'a> Asking<'a> {
             // Anything but a missing name may be otherwise once this node's changes are published.
             if looked.directory && looked.found.is_none() && !matches!(looked.leave, Leave::Directory { .. })
             {
-                self.cluster
-                    .namespace
-                    .mirror()
-                    .settle_name(path, name, None, asked_at)
-                    .map_err(Asked::Here)?;
+                let settled = self.cluster.namespace.mirror().settle_name(path, name, None, asked_at);
+                self.settled(settled.map(|()| true), path, access)?;
                 return Ok(looked.leave);
             }
         }
+        let Some(name) = access.name() else { return self.list(path, access).await };
         // Publishes first, so that the coordinator's answer covers this node's changes so far. Later changes are not in the answer.
         let asked_at = self.cluster.namespace.publications().names_number();
         self.publish_soon().await?;
-        let Some(name) = access.name() else {
-            let message = ToCoordinator::List { path: path.to_vec() };
-            let found: Option<Vec<NodeState>> = known(self.ask_soon(&message).await?)?;
-            let found = found.ok_or(Asked::Gone)?;
-            if self.cluster.is_coordinator() {
-                // The answer is from this very tree, which may have changed since.
-                return Ok(Leave::None);
-            }
-            self.cluster.namespace.mirror().settle_directory(path, &found, asked_at).map_err(Asked::Here)?;
-            return Ok(Leave::None);
-        };
         let looked = self.look(path, name, intent).await?;
         if !looked.directory {
             return Err(Asked::Gone);
@@ -114,14 +101,48 @@ impl<'a> Asking<'a> {
             return Ok(looked.leave);
         }
         let mirror = self.cluster.namespace.mirror();
-        match &looked.leave {
+        let is_one_moment = match &looked.leave {
             Leave::Directory { entries, .. } => mirror.settle_directory(path, entries, asked_at),
             Leave::None | Leave::Known | Leave::Name => {
-                mirror.settle_name(path, name, looked.found.as_ref(), asked_at)
+                mirror.settle_name(path, name, looked.found.as_ref(), asked_at).map(|()| true)
             }
-        }
-        .map_err(Asked::Here)?;
+        };
+        self.settled(is_one_moment, path, access)?;
         Ok(looked.leave)
+    }
+
+    /// Judges how an answer was applied to this node's tree.
+    fn settled(
+        &self,
+        is_one_moment: Result<bool, FsError>,
+        path: &[u8],
+        access: Access<'_>,
+    ) -> Result<(), Asked> {
+        match is_one_moment {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Asked::OfTwoMoments),
+            // An answer to an earlier question arrived later, and took the directory away.
+            Err(FsError::NotFound | FsError::NotDirectory)
+                if self.cluster.namespace.nodes().path_of(access.directory()).as_deref() != Some(path) =>
+            {
+                Err(Asked::OfTwoMoments)
+            }
+            Err(error) => Err(Asked::Here(error)),
+        }
+    }
+
+    async fn list(&self, path: &[u8], access: Access<'_>) -> Result<Leave, Asked> {
+        let asked_at = self.cluster.namespace.publications().names_number();
+        self.publish_soon().await?;
+        let found: Option<Vec<NodeState>> =
+            known(self.ask_soon(&ToCoordinator::List { path: path.to_vec() }).await?)?;
+        let found = found.ok_or(Asked::Gone)?;
+        // The coordinator's answer is from its very tree, which may have changed since.
+        if !self.cluster.is_coordinator() {
+            let mirror = self.cluster.namespace.mirror();
+            self.settled(mirror.settle_directory(path, &found, asked_at), path, access)?;
+        }
+        Ok(Leave::None)
     }
 
     async fn look(&self, path: &[u8], name: &[u8], intent: Intent) -> Result<Looked, Asked> {
@@ -176,6 +197,8 @@ pub(super) enum Asked {
     Gone,
     /// The answer could not be applied to this node's tree.
     Here(FsError),
+    /// Names changed here and elsewhere meanwhile: ask again.
+    OfTwoMoments,
     Away(Away),
 }
 

@@ -8,11 +8,14 @@
 use super::asking::Turns;
 use super::remembered::{Name, Remembered};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tidemark_namespace::{Namespace, NodeId};
 use tidemark_protocol::cluster::leases::KNOWN;
 use tidemark_protocol::cluster::wire::BATCH_ITEMS_MAX;
+use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// Maximum number of directories held at a time, about 200 bytes each. Forgetting a directory costs a question.
 const HELD_MAX: usize = 65_536;
@@ -37,7 +40,7 @@ const _: () =
 #[derive(Debug, Default)]
 pub(super) struct Names {
     held: Mutex<Held>,
-    left: Condvar,
+    left: Notify,
     /// When the coordinator was first found to be away; none while it answers.
     outage: Mutex<Option<Instant>>,
     pub(super) turns: Turns,
@@ -104,14 +107,7 @@ impl Names {
     /// Records that this node holds the directory alone. Returns false if it was recalled before the answer came. `seen`: other nodes were
     /// answered about directories in it a moment ago. So they were if this node was asked for a name since it asked.
     pub(super) fn hold(&self, namespace: &Namespace, node: NodeId, seen: bool, asked_at: Instant) -> bool {
-        let mut above = Vec::new();
-        let mut at = node;
-        while let Ok(parent) = namespace.nodes().parent(at)
-            && parent != at
-        {
-            above.push(parent);
-            at = parent;
-        }
+        let above = directories_above(namespace, node);
         let mut held = self.lock();
         let was_asked = held.settled_at.is_some_and(|settled_at| settled_at >= asked_at);
         let seen_at = (seen || was_asked).then(Instant::now);
@@ -153,7 +149,7 @@ impl Names {
         if let Some(holding) = self.lock().directories.get_mut(&node) {
             holding.at_work = holding.at_work.saturating_sub(1);
         }
-        self.left.notify_all();
+        self.left.notify_waiters();
     }
 
     pub(super) fn holds_all(&self, nodes: &[NodeId]) -> bool {
@@ -171,24 +167,40 @@ impl Names {
     }
 
     /// Lets no new call begin in a directory, and waits up to [`WORK_MAX`] for calls at work.
-    pub(super) fn recall(&self, node: NodeId) {
-        let until = Instant::now() + WORK_MAX;
-        let mut held = self.lock();
-        held.given_back.note(node);
-        if let Some(holding) = held.directories.get_mut(&node) {
-            holding.recalled = true;
-        }
-        let last = held.last_ticket;
-        loop {
+    pub(super) async fn recall(&self, node: NodeId) {
+        let last = {
+            let mut held = self.lock();
+            held.given_back.note(node);
+            if let Some(holding) = held.directories.get_mut(&node) {
+                holding.recalled = true;
+            }
+            held.last_ticket
+        };
+        self.wait_while(|held| {
             let is_earlier = |ticket: &u64| *ticket <= last;
-            let at_work = held.directories.get(&node).is_some_and(|holding| holding.at_work > 0)
+            held.directories.get(&node).is_some_and(|holding| holding.at_work > 0)
                 || held.at_work.iter().any(|((directory, _), at_work)| {
                     *directory == node && at_work.first().is_some_and(is_earlier)
-                });
-            let left = until.checked_duration_since(Instant::now());
-            let (true, Some(left)) = (at_work, left) else { return };
-            held = self.left.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+                })
+        })
+        .await;
+    }
+
+    /// Waits until no such call is at work any more, up to [`WORK_MAX`].
+    async fn wait_while(&self, is_at_work: impl Fn(&Held) -> bool) {
+        let ended = async {
+            loop {
+                // Listens before it looks, so that an end in between is not missed.
+                let mut left = pin!(self.left.notified());
+                left.as_mut().enable();
+                if !is_at_work(&self.lock()) {
+                    return;
+                }
+                left.await;
+            }
+        };
+        // After that, what the call does is published later.
+        let _ = tokio::time::timeout(WORK_MAX, ended).await;
     }
 
     /// Records that a call begins to work on a name. Returns its ticket.
@@ -205,7 +217,7 @@ impl Names {
             }
         }
         drop(held);
-        self.left.notify_all();
+        self.left.notify_waiters();
     }
 
     /// Begins a call on a name that a look-up found missing a moment ago, and that is promised to this node since. Returns its ticket; none if
@@ -226,21 +238,21 @@ impl Names {
     }
 
     /// Gives the promise of a name back, and waits up to [`WORK_MAX`] until no call that has begun works on the name.
-    pub(super) fn settle(&self, name: &Name) {
-        let until = Instant::now() + WORK_MAX;
-        let mut held = self.lock();
-        let now = Instant::now();
-        held.remembered.wants(name, now);
-        held.settled_at = Some(now);
-        if let Some(holding) = held.directories.get_mut(&name.0) {
-            holding.seen_at = Some(now);
-        }
-        let last = held.last_ticket;
-        while held.at_work.get(name).and_then(BTreeSet::first).is_some_and(|first| *first <= last)
-            && let Some(left) = until.checked_duration_since(Instant::now())
-        {
-            held = self.left.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+    pub(super) async fn settle(&self, name: &Name) {
+        let last = {
+            let mut held = self.lock();
+            let now = Instant::now();
+            held.remembered.wants(name, now);
+            held.settled_at = Some(now);
+            if let Some(holding) = held.directories.get_mut(&name.0) {
+                holding.seen_at = Some(now);
+            }
+            held.last_ticket
+        };
+        self.wait_while(|held| {
+            held.at_work.get(name).and_then(BTreeSet::first).is_some_and(|first| *first <= last)
+        })
+        .await;
     }
 
     /// Records that this node no longer holds the directory alone.
@@ -248,12 +260,24 @@ impl Names {
         self.lock().forget(node);
     }
 
+    /// Follows a directory that got another place: it and those below it are held in other directories now.
+    pub(super) fn moved(&self, namespace: &Namespace, node: NodeId) {
+        let mut held = self.lock();
+        for at in held.at_or_below(node) {
+            let above = directories_above(namespace, at);
+            for parent in &above {
+                *held.above.entry(*parent).or_insert(0) += 1;
+            }
+            let holding = held.directories.get_mut(&at).expect("it was found a moment ago");
+            let before = std::mem::replace(&mut holding.above, above);
+            held.leave_above(&before);
+        }
+    }
+
     /// Records that this node no longer holds the directory, or any below it, alone.
     pub(super) fn forget_below(&self, node: NodeId) {
         let mut held = self.lock();
-        let is_below = |at: &NodeId, holding: &Holding| *at == node || holding.above.contains(&node);
-        let below = held.directories.iter().filter(|(at, holding)| is_below(at, holding));
-        for at in below.map(|(at, _)| *at).collect::<Vec<_>>() {
+        for at in held.at_or_below(node) {
             held.forget(at);
         }
     }
@@ -303,15 +327,41 @@ impl Held {
         self.last_ticket
     }
 
+    /// Returns the held directories at or below one.
+    fn at_or_below(&self, node: NodeId) -> Vec<NodeId> {
+        let is_below = |at: &NodeId, holding: &Holding| *at == node || holding.above.contains(&node);
+        let below = self.directories.iter().filter(|(at, holding)| is_below(at, holding));
+        below.map(|(at, _)| *at).collect()
+    }
+
     fn forget(&mut self, node: NodeId) {
-        let Some(holding) = self.directories.remove(&node) else { return };
-        for parent in holding.above {
-            if let Some(count) = self.above.get_mut(&parent) {
+        if let Some(holding) = self.directories.remove(&node) {
+            self.leave_above(&holding.above);
+        }
+    }
+
+    /// Notes that one held directory less is below these.
+    fn leave_above(&mut self, above: &[NodeId]) {
+        for parent in above {
+            if let Some(count) = self.above.get_mut(parent) {
                 *count -= 1;
                 if *count == 0 {
-                    self.above.remove(&parent);
+                    self.above.remove(parent);
                 }
             }
         }
     }
+}
+
+/// Returns the directories above one, the nearest first.
+fn directories_above(namespace: &Namespace, node: NodeId) -> Vec<NodeId> {
+    let mut above = Vec::new();
+    let mut at = node;
+    while let Ok(parent) = namespace.nodes().parent(at)
+        && parent != at
+    {
+        above.push(parent);
+        at = parent;
+    }
+    above
 }

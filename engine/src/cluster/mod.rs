@@ -3,6 +3,7 @@
 //! | file | owns |
 //! |---|---|
 //! | `names` | leave for calls on names |
+//! | `leave` | leave for whole calls, which may work on several names |
 //! | `held` | the directories that this node holds alone, and the calls at work |
 //! | `asking` | asking the coordinator about a name |
 //! | `remembered` | what answers let this node do without a question, for a moment |
@@ -28,6 +29,7 @@ mod calls;
 mod copies;
 mod facts;
 mod held;
+mod leave;
 mod member;
 mod names;
 mod pace;
@@ -41,6 +43,7 @@ mod witness;
 
 pub use copies::tell_copies;
 pub use facts::state_of;
+pub use leave::{Leave, Wanted};
 pub use member::{Presence, follow};
 pub use names::{Access, Guard};
 pub use service::{Inbox, NodeService};
@@ -55,7 +58,7 @@ use publisher::Publisher;
 use serde::de::DeserializeOwned;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{Moment, Namespace, NodeId};
 use tidemark_protocol::cluster::members::Missed;
 use tidemark_protocol::cluster::wire::{
@@ -68,6 +71,7 @@ use tidemark_protocol::membership::{Coordinator, Life, View};
 use tidemark_protocol::path::join;
 use tidemark_protocol::report;
 use tidemark_transport::{Address, Link, LinkError, LinkErrorKind, Refusal};
+use tokio::time::Instant;
 
 /// Longest wait for an answer of the coordinator that may depend on other nodes' answers.
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
@@ -102,6 +106,9 @@ pub trait Authority: Send + Sync + std::fmt::Debug {
     /// Records that the coordinator's own node renamed a directory: directories held below it are known under the new path from now on.
     /// If two directories changed places (`exchange`), no node holds either, or one below them, alone any more.
     fn moved(&self, from: &[u8], to: &[u8], exchange: bool);
+
+    /// Records that the coordinator's own node removed a directory: whoever makes one of its name holds that alone.
+    fn removed(&self, path: &[u8]);
 
     /// Recalls these names, or their directories, from the nodes that hold them alone: the coordinator itself made or removed the names.
     /// Does not wait for the recalls, and must not block.
@@ -633,14 +640,6 @@ impl Cluster {
         self.publisher.told_until(publication.unwrap_or(0))
     }
 
-    /// Does as [`Cluster::publish`], for a thread outside the runtime. Blocks.
-    ///
-    /// # Errors
-    /// As [`Cluster::publish`].
-    pub fn publish_now(&self) -> Result<(), Away> {
-        self.runtime.block_on(self.publish())
-    }
-
     /// Returns the namespace of this node.
     #[must_use]
     pub fn namespace(&self) -> &Arc<Namespace> {
@@ -670,6 +669,7 @@ impl Cluster {
         if exchange {
             moved.iter().for_each(|node| self.names.forget_below(*node));
         }
+        moved.iter().for_each(|node| self.names.moved(&self.namespace, *node));
         if !moved.is_empty() {
             // The coordinator knows what it allowed by the path of before.
             self.names.forget_answers();

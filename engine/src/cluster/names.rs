@@ -11,11 +11,12 @@ use super::remembered::Name;
 use super::{Away, Cluster, address_of};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{FsError, NodeId};
 use tidemark_protocol::cluster::leases::KNOWN;
 use tidemark_protocol::cluster::wire::{Intent, Leave, ToNode};
 use tidemark_protocol::id::NodeName;
+use tokio::time::Instant;
 
 /// Longest wait of a call on a name for a coordinator that is away, once an outage.
 pub(super) const OUTAGE_WAIT: Duration = Duration::from_millis(200);
@@ -44,6 +45,26 @@ pub enum Access<'a> {
     Attributes { parent: NodeId, name: &'a [u8] },
     /// Lists a directory.
     List { directory: NodeId },
+}
+
+/// Why a question gave no leave.
+#[derive(Debug)]
+pub(super) enum NoLeave {
+    /// Another node is in the way, or the coordinator is away. The call ends what leave it has, and asks again after [`ASK_AGAIN`].
+    Yet,
+    Error(FsError),
+}
+
+impl NoLeave {
+    fn until(give_up: Instant) -> Self {
+        if Instant::now() >= give_up { Self::Error(FsError::Io) } else { Self::Yet }
+    }
+}
+
+impl From<FsError> for NoLeave {
+    fn from(error: FsError) -> Self {
+        Self::Error(error)
+    }
 }
 
 /// Leave for one call; the directory is not given back before it is dropped.
@@ -111,19 +132,37 @@ impl Cluster {
         below.is_some_and(|below| self.names.holds_all(&below))
     }
 
-    /// Gives leave, after asking the coordinator if necessary. Blocks; not for a thread of the runtime.
+    /// Gives leave, after asking the coordinator if necessary.
     ///
     /// # Errors
     /// [`FsError::Io`] if only the coordinator could answer, and it is away for longer than `MISS_WAIT`.
-    pub fn enter(self: &Arc<Self>, access: Access<'_>) -> Result<Guard, FsError> {
+    pub async fn enter(self: &Arc<Self>, access: Access<'_>) -> Result<Guard, FsError> {
         let give_up = Instant::now() + MISS_WAIT;
+        loop {
+            match self.try_ask(access, give_up).await {
+                Ok(guard) => return Ok(guard),
+                Err(NoLeave::Error(error)) => return Err(error),
+                Err(NoLeave::Yet) => tokio::time::sleep(ASK_AGAIN).await,
+            }
+        }
+    }
+
+    /// Asks for leave once.
+    ///
+    /// # Errors
+    /// [`NoLeave::Yet`]: ask again, up to `give_up`.
+    pub(super) async fn try_ask(
+        self: &Arc<Self>,
+        access: Access<'_>,
+        give_up: Instant,
+    ) -> Result<Guard, NoLeave> {
         let asking = Asking { cluster: self };
         loop {
             if let Some(guard) = self.try_enter(access) {
                 return Ok(guard);
             }
             // While a call waits for its turn, it is not at work on a name yet, and its question may become needless.
-            let turn = self.runtime.block_on(asking.turn_until(give_up));
+            let turn = asking.turn_until(give_up).await;
             let asked_at = Instant::now();
             if let Some(guard) = self.try_enter(access) {
                 return Ok(guard);
@@ -136,10 +175,11 @@ impl Cluster {
                 access.name().filter(|_| intent != Intent::Read).map(|name| (directory, name.to_vec()));
             let name = name.map(|name| (name.clone(), self.names.begin(name)));
             let mut guard = self.guard(None, name);
-            let asked = turn.map_err(Asked::Away).and_then(|_turn| {
+            let asked = match turn {
                 // The turn ends with the answer.
-                self.runtime.block_on(asking.about(&path, access, intent))
-            });
+                Ok(_turn) => asking.about(&path, access, intent).await,
+                Err(away) => Err(Asked::Away(away)),
+            };
             match asked {
                 Ok(leave) => {
                     self.names.outage_over();
@@ -159,15 +199,12 @@ impl Cluster {
                     }
                     if !is_held {
                         // The directory was recalled while the answer was on its way, so the answer promises nothing any more.
-                        drop(guard);
-                        if Instant::now() >= give_up {
-                            return Err(FsError::Io);
-                        }
-                        std::thread::sleep(ASK_AGAIN);
+                        return Err(NoLeave::until(give_up));
                     }
                 }
-                Err(Asked::Gone) => return Err(FsError::NotFound),
-                Err(Asked::Here(error)) => return Err(error),
+                Err(Asked::Gone) => return Err(NoLeave::Error(FsError::NotFound)),
+                Err(Asked::Here(error)) => return Err(NoLeave::Error(error)),
+                Err(Asked::OfTwoMoments) => return Err(NoLeave::until(give_up)),
                 Err(Asked::Away(away)) => {
                     // A coordinator that waits for another node is not away: a call that went on without that node's answer might
                     // make a file twice.
@@ -177,27 +214,24 @@ impl Cluster {
                             return Ok(guard);
                         }
                     }
-                    drop(guard);
                     if Instant::now() >= give_up {
                         let path = String::from_utf8_lossy(&path).into_owned();
                         tracing::error!(%path, error = &away as &dyn std::error::Error, "a name is not known here, and the coordinator cannot be asked");
-                        return Err(FsError::Io);
                     }
-                    std::thread::sleep(ASK_AGAIN);
+                    return Err(NoLeave::until(give_up));
                 }
             }
         }
     }
 
-    /// Publishes changes in a directory that other nodes change, too. Waits for a coordinator as a look-up does. Blocks; not for a
-    /// thread of the runtime.
+    /// Publishes changes in a directory that other nodes change, too. Waits for a coordinator as a look-up does.
     ///
     /// # Errors
     /// [`FsError::Io`]: no coordinator answered within `MISS_WAIT`. The changes are published later.
-    pub fn publish_ordered(&self) -> Result<(), FsError> {
+    pub async fn publish_ordered(&self) -> Result<(), FsError> {
         let give_up = Instant::now() + MISS_WAIT;
         loop {
-            let Err(away) = self.publish_now() else { return Ok(()) };
+            let Err(away) = self.publish().await else { return Ok(()) };
             if Instant::now() >= give_up {
                 tracing::error!(
                     error = &away as &dyn std::error::Error,
@@ -205,16 +239,16 @@ impl Cluster {
                 );
                 return Err(FsError::Io);
             }
-            std::thread::sleep(ASK_AGAIN);
+            tokio::time::sleep(ASK_AGAIN).await;
         }
     }
 
-    /// Publishes begun changes, without waiting for a silent coordinator. Blocks; not for a thread of the runtime.
+    /// Publishes begun changes, without waiting for a silent coordinator.
     ///
     /// # Errors
     /// The coordinator is away or silent; the changes are published later.
-    pub fn publish_begun(&self) -> Result<(), Away> {
-        self.runtime.block_on(Asking { cluster: self }.unless_silent(self.publish()))
+    pub async fn publish_begun(&self) -> Result<(), Away> {
+        Asking { cluster: self }.unless_silent(self.publish()).await
     }
 
     /// Has nodes ask again about what earlier answers allowed: a directory is about to change. Returns false if one did not answer within

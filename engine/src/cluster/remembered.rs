@@ -11,9 +11,10 @@
 //! acts against it.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::NodeId;
 use tidemark_protocol::cluster::leases::KNOWN;
+use tokio::time::Instant;
 
 /// Time after a look-up of a missing name during which the call that makes it does not ask again. The kernel sends one right after the
 /// other. Less than the coordinator's promise lasts.

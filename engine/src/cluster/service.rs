@@ -142,17 +142,13 @@ async fn recall(
     if let Some(node) = node
         && (release || name.is_some())
     {
-        let cluster = Arc::clone(cluster);
         // Waits for calls at work in the directory, or on the name.
-        let waited = tokio::task::spawn_blocking(move || {
-            if let Some(name) = name {
-                cluster.names.settle(&(node, name));
-            }
-            if release {
-                cluster.names.recall(node);
-            }
-        });
-        waited.await.expect("waiting does not panic");
+        if let Some(name) = name {
+            cluster.names.settle(&(node, name)).await;
+        }
+        if release {
+            cluster.names.recall(node).await;
+        }
     }
     cluster.namespace.publications().tell_begun();
     cluster

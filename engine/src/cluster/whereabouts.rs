@@ -7,12 +7,13 @@ use super::{ANSWER_DEADLINE, Away, Cluster, address_of};
 use crate::restore::peer::Suppliers;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{ColdFile, NodeId};
 use tidemark_protocol::cluster::wire::{NodeKind, NodeState, ToCoordinator, Whereabouts};
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_transport::{Address, Link};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 impl Cluster {
     /// Returns the file as it is to be fetched now, and the nodes to ask for it, none of them in `failed`. If there are none, Tier-3 is

@@ -234,7 +234,7 @@ impl Peers {
                 let terms = Terms { stored, ..terms(settings) };
                 // No other node was the coordinator since this tree was the catalog, and Tier-3 has been read if the tree is new.
                 let before = Before::Own(None);
-                let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before);
+                let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before, true);
                 cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
                 tokio::spawn(keep_members(Arc::clone(&catalog), Arc::clone(cluster), state_dir.clone()));
                 tokio::spawn(Arc::clone(&catalog).tell_removed());

@@ -280,7 +280,7 @@ impl Candidate {
         shared.drain.set_epoch(epoch, false);
         let terms = Terms { stored, ..self.terms.clone() };
         let presence = Arc::clone(&self.presence);
-        let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before);
+        let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before, is_complete);
         if !knows {
             // Changes of names from now on also apply to Tier-3's names, once they are here.
             tree.adoption().carry_names();

@@ -1,22 +1,24 @@
 //! Leases: which node may answer for a directory.
 //!
 //! Owns: which node may change names in a directory without asking, which nodes ask for each name, and which single names are
-//! promised to which node. Does not own: the names (the catalog), the messages, the time.
+//! promised to which node. Does not own: which directories are about to move (`moves`), the names (the catalog), the messages, the time.
 //!
 //! A directory is at rest, or held by one node, or shared by all. The first node that changes something in it holds it alone and
 //! need not ask again. When a second node comes, the first gives the directory back; from then on each node asks for each name. A
 //! node that makes a directory holds it. If a directory is recalled, but no other node wants to change it, it is at rest again after
 //! [`REST`].
 
+use crate::cluster::moves::{Moves, Moving};
 use crate::cluster::wire::NameOperation;
 use crate::id::NodeName;
 use crate::path::split;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Time for which a name stays promised: far longer than the creation and its publication take. Afterwards another node may have the
-/// name.
-pub const PROMISE: Duration = Duration::from_secs(10);
+/// Time for which a name stays promised. A promise usually ends earlier: its node publishes the name, is asked to, or is gone. So it is
+/// longer than a node that is cut off is waited for (`CUT_OFF_MAX_MS` of `membership`): until then another node cannot know whether the
+/// name exists.
+pub const PROMISE: Duration = Duration::from_secs(60);
 
 /// Time for which a node that looked a directory up is remembered. It asks again after half of that (`KNOWN_FOR` of the engine's
 /// `cluster::remembered`).
@@ -60,9 +62,14 @@ pub enum Verdict {
     Promised,
     /// The name is promised to another node, which has to publish first.
     Busy(NodeName),
+    /// The directory, or one above it, is about to move or to change: the asker has to ask again.
+    Moving(Moving),
     /// Too many names are promised.
     TooMany,
 }
+
+/// Promises by their node and directory: the names, each with the promise's number.
+pub type Promised = BTreeMap<(NodeName, Vec<u8>), Vec<(Vec<u8>, u64)>>;
 
 /// A promise of one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +85,8 @@ struct Promise {
 pub struct Leases {
     directories: BTreeMap<Vec<u8>, Lease>,
     promises: BTreeMap<(Vec<u8>, Vec<u8>), Promise>,
+    /// Directories that are about to move: no node begins anything in them.
+    pub moves: Moves,
     /// Number of the last promise.
     last_promise: u64,
     /// Promises that are left before those that are over are removed.
@@ -106,8 +115,25 @@ impl Leases {
         }
     }
 
-    /// Decides whether `from` may change a name. After [`Verdict::RecallFirst`] and [`Verdict::Busy`] nothing has changed.
+    /// Returns the promises that other nodes have of names in a directory or below it, by their nodes and directories. They have to end before
+    /// `by` moves the directory.
+    #[must_use]
+    pub fn promised_below(&self, by: &NodeName, path: &[u8], now: Duration) -> Promised {
+        let mut found = Promised::new();
+        for ((directory, name), promise) in self.promises_below(path) {
+            if promise.node != *by && promise.until > now {
+                let of = found.entry((promise.node.clone(), directory.clone())).or_default();
+                of.push((name.clone(), promise.number));
+            }
+        }
+        found
+    }
+
+    /// Decides whether `from` may change a name. After [`Verdict::RecallFirst`], [`Verdict::Moving`] and [`Verdict::Busy`] nothing has changed.
     pub fn change(&mut self, from: &NodeName, directory: &[u8], name: &[u8], now: Duration) -> Verdict {
+        if let Some(moving) = self.moves.above(from, directory, now) {
+            return Verdict::Moving(moving);
+        }
         let counts = |lease: &&Lease| !matches!(lease, Lease::SharedUntil(until) if *until <= now);
         match self.directories.get(directory).filter(counts) {
             Some(Lease::Alone(holder)) if holder == from => return Verdict::Alone,
@@ -146,7 +172,8 @@ impl Leases {
             Lease::SharedUntil(until) => *until > now,
             Lease::Alone(_) => false,
         };
-        let is_free = self.promise(directory, name, now).is_none_or(|promise| promise.node == *from);
+        let is_free = self.promise(directory, name, now).is_none_or(|promise| promise.node == *from)
+            && self.moves.above(from, directory, now).is_none();
         if is_shared && is_free { self.give_promise(from, directory, name, now) } else { None }
     }
 
@@ -323,6 +350,7 @@ impl Leases {
 
     /// Ends the leases and promises of a removed directory and of all below it.
     pub fn removed(&mut self, directory: &[u8]) {
+        self.moves.done(directory);
         for path in self.below(directory) {
             self.directories.remove(&path);
         }
@@ -358,6 +386,7 @@ impl Leases {
     pub fn gone(&mut self, node: &NodeName) {
         self.directories.retain(|_, lease| *lease != Lease::Alone(node.clone()));
         self.promises.retain(|_, promise| promise.node != *node);
+        self.moves.gone(node);
         self.known.retain(|_, nodes| {
             self.known_count -= usize::from(nodes.remove(node).is_some());
             !nodes.is_empty()
@@ -477,12 +506,13 @@ mod tests {
         // Promises of names that were not made end with time, and are not kept for long after that.
         leases.change(&a, b"d", b"x", NOW);
         leases.released(&a, b"d");
-        for second in 0..100_u32 {
+        let at_once = 100 * usize::try_from(PROMISE.as_secs()).expect("a minute");
+        for second in 0..300_u32 {
             let now = NOW + second * Duration::from_secs(1);
             for number in 0..100 {
                 leases.change(&a, b"d", format!("{second}-{number}.tmp").as_bytes(), now);
             }
-            assert!(leases.promises.len() <= 3 * SWEEP_MIN, "{}", leases.promises.len());
+            assert!(leases.promises.len() <= 2 * at_once + SWEEP_MIN, "{}", leases.promises.len());
         }
     }
 

@@ -8,6 +8,7 @@
 //! | `carried` | the names of an older document, after later operations |
 //! | `kept` | the catalog as an etcd keeps it |
 //! | `leases` | which node may answer for a directory |
+//! | `moves` | directories that are about to move |
 //! | `members` | the list of members, and its changes |
 //! | `readers` | which node reads Tier-3 for the others |
 //! | `clocks` | one node's times on another's clock |
@@ -20,6 +21,7 @@ pub mod clocks;
 pub mod kept;
 pub mod leases;
 pub mod members;
+pub mod moves;
 mod operation;
 pub mod readers;
 pub mod wire;

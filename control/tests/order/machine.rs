@@ -1,0 +1,299 @@
+//! A node: its memory, and the daemon that runs on it. The daemon is the product's, from its names to its catalog.
+//!
+//! Owns: starting, killing and starting again; the steps by which a node follows a coordinator or becomes one, after `ckptd`'s. Does not
+//! own: what programs call (`calls`), bytes, Tier-3 and the loop over checkpoints, of which there is none here.
+
+use super::etcd::{Etcd, Log};
+use super::wire::Wire;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tidemark_control::catalog::{Before, Catalog, Terms};
+use tidemark_engine::cluster::{Cluster, NodeService, Presence, Seat, follow};
+use tidemark_namespace::{Clock, Namespace, NamespaceSettings};
+use tidemark_protocol::id::{Epoch, Incarnation, StartId};
+use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::label::Labels;
+use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
+use tidemark_transport::{Address, Peer};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// Size of each file of the journal: some thousand changes.
+const JOURNAL_BYTES: u64 = 512 << 10;
+
+/// Interval at which a node looks at the lease, and the pause before a request to etcd is repeated, as `ckptd`'s.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+const LOAD_AGAIN: Duration = Duration::from_millis(100);
+
+/// How long a coordinator decides after it sent its last renewal, and the interval between renewals, as `ckptd`'s.
+const TERM: Duration = Duration::from_secs(2);
+const RENEW_EVERY: Duration = Duration::from_millis(500);
+
+/// Beginning of the clocks, in nanoseconds since 1970.
+const CLOCKS_BEGIN_NS: i64 = 1_700_000_000_000_000_000;
+
+/// A node of the cluster.
+pub(super) struct Machine {
+    pub(super) name: String,
+    wire: Arc<Wire>,
+    etcd: Arc<Etcd>,
+    ahead_ns: i64,
+    memory: Mutex<Memory>,
+    running: watch::Sender<Option<Arc<Running>>>,
+}
+
+/// What outlives the daemon.
+struct Memory {
+    settings: NamespaceSettings,
+    tier1: Arc<Tier1>,
+    starts: u64,
+    _folder: tempfile::TempDir,
+}
+
+/// A daemon.
+pub(super) struct Running {
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) cluster: Arc<Cluster>,
+    peer: Peer,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl Memory {
+    fn new(incarnation: u64, ahead_ns: i64) -> Self {
+        let folder = tempfile::Builder::new().prefix("tidemark-order-").tempdir_in("/dev/shm");
+        let folder = folder.expect("there is memory for a test");
+        let medium = MediumChoice::Directory(folder.path().to_path_buf());
+        let tier1 = Tier1::open(Tier1Settings { size_bytes: 32 << 20, ballast: false, medium });
+        let began = Instant::now();
+        let clock = Clock(Arc::new(move || {
+            let passed = i64::try_from(began.elapsed().as_nanos()).expect("no history lasts for centuries");
+            CLOCKS_BEGIN_NS + ahead_ns + passed
+        }));
+        let settings = NamespaceSettings {
+            journal_bytes: Some(JOURNAL_BYTES),
+            clock,
+            ..NamespaceSettings::new(Incarnation(incarnation))
+        };
+        Self { settings, tier1: tier1.expect("a folder in memory opens"), starts: 0, _folder: folder }
+    }
+
+    fn namespace(&mut self) -> Arc<Namespace> {
+        self.starts += 1;
+        let (settings, tier1) = (self.settings.clone(), Arc::clone(&self.tier1));
+        let made = if self.starts == 1 {
+            Namespace::new(settings, tier1)
+        } else {
+            Namespace::recover(settings, tier1, true, &mut |_| None)
+        };
+        made.expect("a journal of our own is read")
+    }
+}
+
+impl Machine {
+    pub(super) fn new(
+        name: &str,
+        wire: &Arc<Wire>,
+        etcd: &Arc<Etcd>,
+        incarnation: u64,
+        ahead_ns: i64,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            name: name.to_owned(),
+            wire: Arc::clone(wire),
+            etcd: Arc::clone(etcd),
+            ahead_ns,
+            memory: Mutex::new(Memory::new(incarnation, ahead_ns)),
+            running: watch::Sender::new(None),
+        })
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the daemon, if one runs.
+    pub(super) fn running(&self) -> Option<Arc<Running>> {
+        self.running.borrow().clone()
+    }
+
+    /// Waits until this daemon has ended.
+    pub(super) async fn ended(&self, running: &Arc<Running>) {
+        let is_other = |now: &Option<Arc<Running>>| now.as_ref().is_none_or(|now| !Arc::ptr_eq(now, running));
+        // The sender lives as long as this does.
+        let _ = self.running.subscribe().wait_for(is_other).await;
+    }
+
+    /// Starts the daemon.
+    pub(super) fn start(self: &Arc<Self>) {
+        let (namespace, incarnation, starts) = {
+            let mut memory = self.memory();
+            (memory.namespace(), memory.settings.incarnation, memory.starts)
+        };
+        let node = self.name.parse().expect("it is a node's name");
+        let (life, start) = (NodeLife { node, incarnation }, StartId(starts));
+        let cluster = Cluster::new(life, start, Arc::clone(&namespace), tokio::runtime::Handle::current());
+        let peer = Peer { node: self.name.clone(), incarnation: incarnation.0, start: start.0 };
+        let service = NodeService::new(Arc::clone(&cluster));
+        cluster.connect(self.wire.join(peer.clone(), service));
+        let presence = Arc::new(Presence {
+            address: self.name.clone(),
+            labels: Labels::default(),
+            version: "simulated".to_owned(),
+            tier1: Box::new(|| (0, 32 << 20)),
+        });
+        let running = Arc::new(Running { namespace, cluster, peer, tasks: Mutex::default() });
+        {
+            let mut tasks = running.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+            tasks.spawn(follow(Arc::clone(&running.cluster), Arc::clone(&presence)));
+            let candidate = Candidate {
+                machine: Arc::clone(self),
+                cluster: Arc::clone(&running.cluster),
+                presence,
+                epoch: Mutex::default(),
+            };
+            tasks.spawn(candidate.run());
+        }
+        self.running.send_replace(Some(running));
+    }
+
+    /// Ends the daemon at once. Its memory stays.
+    pub(super) fn kill(&self) {
+        let Some(running) = self.running.send_replace(None) else { return };
+        running.tasks.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
+        self.wire.leave(&running.peer);
+    }
+
+    /// Ends the daemon at once, and its memory: the node comes back as another life.
+    pub(super) fn lose_power(&self, incarnation: u64) {
+        self.kill();
+        *self.memory() = Memory::new(incarnation, self.ahead_ns);
+    }
+}
+
+/// A daemon that may become the coordinator: `ckptd`'s seat, without Tier-3.
+struct Candidate {
+    machine: Arc<Machine>,
+    cluster: Arc<Cluster>,
+    presence: Arc<Presence>,
+    /// The lease that this daemon holds.
+    epoch: Mutex<Option<Epoch>>,
+}
+
+impl Candidate {
+    async fn run(self) {
+        let (name, etcd) = (self.machine.name.clone(), Arc::clone(&self.machine.etcd));
+        loop {
+            match etcd.holder(&name).await {
+                Ok(Some((holder, epoch))) if holder == name => {
+                    // An earlier daemon of this node had it, and died.
+                    let _ = etcd.release(&name, epoch).await;
+                }
+                Ok(Some((node, epoch))) => {
+                    if self.cluster.saw_epoch(epoch) {
+                        self.cluster.sit(Seat::There(Address { address: node.clone(), node }));
+                    }
+                }
+                Ok(None) => {
+                    let sent = Instant::now();
+                    if let Ok(Some(epoch)) = etcd.acquire(&name).await {
+                        self.lead(epoch, sent).await;
+                    }
+                }
+                Err(_) => {
+                    if let Some(commander) = self.cluster.commander() {
+                        self.cluster.sit(Seat::There(commander));
+                    }
+                }
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Coordinates until the lease is lost.
+    async fn lead(&self, epoch: Epoch, sent: Instant) {
+        *self.epoch.lock().unwrap_or_else(PoisonError::into_inner) = Some(epoch);
+        let mut reign = JoinSet::new();
+        tokio::select! {
+            () = self.keep(epoch, sent) => {}
+            () = self.reign(epoch, &mut reign) => {}
+        }
+        reign.shutdown().await;
+        self.cluster.sit(Seat::Unknown);
+    }
+
+    /// Renews the lease until it is lost.
+    async fn keep(&self, epoch: Epoch, mut sent: Instant) {
+        let (name, etcd) = (&self.machine.name, &self.machine.etcd);
+        loop {
+            tokio::time::sleep(RENEW_EVERY).await;
+            let trying = Instant::now();
+            let renewed = tokio::time::timeout_at(sent + TERM, etcd.renew(name, epoch)).await;
+            match renewed {
+                Ok(Ok(true)) => sent = trying,
+                Ok(Ok(false)) | Err(_) => return,
+                Ok(Err(_)) => {}
+            }
+        }
+    }
+
+    /// Takes the coordinator's role, and does its work until dropped.
+    async fn reign(&self, epoch: Epoch, tasks: &mut JoinSet<()>) {
+        let (name, etcd, cluster) = (&self.machine.name, &self.machine.etcd, &self.cluster);
+        let stored = loop {
+            match etcd.members(name).await {
+                Ok(stored) => break stored,
+                Err(_) => tokio::time::sleep(LOAD_AGAIN).await,
+            }
+        };
+        let mut kept = loop {
+            match etcd.load(name).await {
+                Ok(kept) => break kept,
+                Err(_) => tokio::time::sleep(LOAD_AGAIN).await,
+            }
+        };
+        let tree = cluster.namespace();
+        if let Some(kept) = &mut kept {
+            let of = kept.mark.epoch;
+            let of_own = tree.catalog().catalog_of() == Some(of);
+            let further = if of_own { 0 } else { cluster.ahead_of_coordinator(of).unwrap_or(0) };
+            kept.ahead_ns = kept.mark.ahead_ns.saturating_add(further);
+        }
+        cluster.saw_epoch(epoch);
+        let before = Before::of(tree.catalog().catalog_of(), stored.epoch, kept);
+        let kept_until = match &before {
+            Before::Kept(kept) => kept.published().get(&cluster.life).copied(),
+            Before::Own(_) | Before::Nothing => None,
+        };
+        let told = cluster.told_until(kept_until);
+        let mut is_complete = true;
+        if let Before::Kept(kept) = &before {
+            is_complete = tree.mirror().become_catalog(&kept.directories(tree.now_ns()), told);
+        }
+        let knows = !matches!(before, Before::Nothing);
+        let terms = Terms { stored, ..Terms::default() };
+        let presence = Arc::clone(&self.presence);
+        let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before, is_complete);
+        tree.publications().lead_outgoing(false);
+        cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
+        let log = Arc::new(Log { etcd: Arc::clone(etcd), node: name.clone(), epoch });
+        tasks.spawn(Arc::clone(&catalog).watch());
+        tasks.spawn(Arc::clone(&catalog).keep(log, before.into_kept(), is_complete));
+        tasks.spawn(Arc::clone(&catalog).tell_removed());
+        let tier3 = Arc::clone(&catalog);
+        tasks.spawn(async move {
+            tier3.announced().await;
+            if !knows {
+                tier3.nodes_heard().await;
+            }
+            tier3.heard_tier3();
+        });
+        let mut changes = catalog.watch_stored();
+        changes.mark_changed();
+        while changes.changed().await.is_ok() {
+            while etcd.store_members(name, epoch, catalog.stored()).await.is_err() {
+                tokio::time::sleep(LOAD_AGAIN).await;
+            }
+        }
+    }
+}
