@@ -18,6 +18,31 @@ use tidemark_transport::{LinkErrorKind, Refusal};
 /// meanwhile. More means that many nodes fight for one name.
 const ROUNDS_MAX: usize = 16;
 
+/// A move whose node is not answered yet. It ends if the answer is an error, and if nobody waits for it any more.
+struct Begun<'a> {
+    catalog: &'a Catalog,
+    path: &'a [u8],
+    /// The move's number; none once its node is answered.
+    number: Option<u64>,
+}
+
+impl Begun<'_> {
+    /// Notes that the node is answered: the move ends once it is published, or its node was asked.
+    fn let_go(mut self) {
+        if let Some(number) = self.number.take() {
+            self.catalog.lock().leases.moves.let_go(self.path, number);
+        }
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.catalog.lock().leases.moves.end(self.path, number);
+        }
+    }
+}
+
 /// Questions about names, as a coordinator answers them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lookups<'a> {
@@ -53,16 +78,11 @@ impl Lookups<'_> {
             }
             rounds += 1;
         };
-        let looked = match self.take_others_out(from, &path).await {
-            Ok(()) => self.let_change(from, look, &path).await,
-            Err(refusal) => Err(refusal),
-        };
-        let moves = &mut self.catalog.lock().leases.moves;
-        match looked {
-            Ok(_) => moves.let_go(&path, number),
-            Err(_) => moves.end(&path, number),
-        }
-        looked
+        let begun = Begun { catalog: self.catalog, path: &path, number: Some(number) };
+        self.take_others_out(from, &path).await?;
+        let looked = self.let_change(from, look, &path).await?;
+        begun.let_go();
+        Ok(looked)
     }
 
     /// Lets a node change a name, once no other node is in the way.

@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Time for which a name stays promised. A promise usually ends earlier: its node publishes the name, is asked to, or is gone. So it is
-/// longer than a node that is cut off is waited for (`CUT_OFF_MAX_MS` of `membership`): until then another node cannot know whether the
-/// name exists.
+/// longer than a node that is cut off is waited for (`[members] cut_off_s`, usually 30 s): until then nobody else can know whether the name
+/// exists.
 pub const PROMISE: Duration = Duration::from_secs(60);
 
 /// Time for which a node that looked a directory up is remembered. It asks again after half of that (`KNOWN_FOR` of the engine's
