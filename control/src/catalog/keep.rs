@@ -177,7 +177,7 @@ impl Catalog {
         if *self.keeping.kept.borrow() == NOBODY {
             return taken;
         }
-        // Of a life that etcd has nothing of, nothing is answered, though this coordinator has taken some.
+        // If etcd has nothing of a life, nothing of it is answered, though this coordinator has taken some.
         state.kept.get(life).copied().or_else(|| taken.map(|_| 0))
     }
 

@@ -149,7 +149,7 @@ impl Lookups<'_> {
             )
             .await?;
         }
-        // What they made below meanwhile is theirs alone, again and again.
+        // The others made directories below again and again, and had them alone.
         Err(keep_changing())
     }
 

@@ -3,7 +3,7 @@
 //! Owns: the order of these steps, and what the kernel decides by itself. Does not own: leave and names (the product), what to call
 //! (`mod`).
 //!
-//! Who owns a node is who made it: the owner's number says which file or directory a name means, on each node.
+//! Each call makes its node under an owner of its own: the owner's number says which file or directory a name means, on each node.
 
 use super::history::{Call, Errno, Node, Told};
 use super::machine::{Machine, Running};

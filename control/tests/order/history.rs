@@ -31,7 +31,7 @@ pub(crate) enum Node {
     Directory(u64),
 }
 
-/// What a call asks for. Paths have no leading slash, and "" is the root, which always exists. `Create` is `open` with `O_CREAT`;
+/// A call and its arguments. Paths have no leading slash, and "" is the root, which always exists. `Create` is `open` with `O_CREAT`;
 /// `file` and `directory` are what it and `Mkdir` make, if they make something.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Call {
@@ -58,11 +58,11 @@ pub(crate) enum Errno {
     Stale,
 }
 
-/// What the caller was told.
+/// The answer to a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Told {
     Done,
-    /// What the name means, or the file that `Create` opened.
+    /// The node of the name, or the file that `Create` opened.
     Is(Node),
     Names(BTreeMap<String, Node>),
     /// The call did nothing.
@@ -90,7 +90,7 @@ pub(crate) enum Paths {
     Stepwise,
 }
 
-/// What was seen of a history in which no fault was found.
+/// The size of a history in which no fault was found, and of the search.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Checked {
     pub(crate) events: usize,
@@ -116,7 +116,7 @@ pub(crate) struct Wrong {
 /// A directory and a name in it.
 type Place<'a> = (u64, &'a str);
 
-/// What places mean afterwards, in the order in which it comes about.
+/// The nodes of places afterwards, in the order in which they change.
 type Change<'a> = Vec<(Place<'a>, Option<Node>)>;
 
 type Outcome<'a> = (Answer, Change<'a>);
@@ -383,7 +383,7 @@ impl Node {
     }
 }
 
-/// What a call looks at, as the tree is.
+/// The part of the tree that a call looks at.
 #[derive(Debug, Default)]
 struct View<'a> {
     on_the_way: Vec<Place<'a>>,
@@ -419,7 +419,7 @@ struct Way<'a> {
     depth: usize,
     node: Node,
     place: Result<Place<'a>, Option<Errno>>,
-    /// What the place means.
+    /// The node of the place.
     next: Option<Node>,
 }
 

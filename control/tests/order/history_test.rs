@@ -129,7 +129,7 @@ fn a_call_without_an_answer_happens_late_or_never() {
     right("create f 1 = lost; look f = NotFound; create f 2 = file 2");
     right("mkdir d 1 = lost; create d/f 2 = lost; rename d e = lost; look d = NotFound; look e/f = file 2");
     assert_eq!(wrong("create f 1 = lost; look f = file 1; look f = NotFound"), [2]);
-    // Those that matter to no answer cost nothing.
+    // Calls that matter to no answer cost nothing.
     let lost: Vec<_> = (0..50).map(|id| format!("0-9 create f{id} {id} = lost")).collect();
     let events = history(&format!("{}; mkdir d 99 = done; look d = NotFound", lost.join(";")));
     assert!(check_with(&events, Paths::Stepwise, 10).is_err());
@@ -147,7 +147,7 @@ fn a_path_is_looked_up_before_its_directory_is_moved() {
     assert!(check_with(&history(&moved(10, 2)), Paths::Whole, CONFIGURATIONS_MAX).is_err());
     assert_eq!(wrong(&moved(31, 2)), [1]);
     wrong(&moved(10, 3));
-    // What is linked is the file that was looked up.
+    // The link is to the file that was looked up.
     let linked = |begun: u64| {
         format!(
             "0-9 open f 1 = file 1; {begun}-50 link f g = done; 20-22 rename f h = done

@@ -132,25 +132,10 @@ impl Cluster {
         below.is_some_and(|below| self.names.holds_all(&below))
     }
 
-    /// Gives leave, after asking the coordinator if necessary.
+    /// Gives leave, after asking the coordinator once if necessary.
     ///
     /// # Errors
-    /// [`FsError::Io`] if only the coordinator could answer, and it is away for longer than `MISS_WAIT`.
-    pub async fn enter(self: &Arc<Self>, access: Access<'_>) -> Result<Guard, FsError> {
-        let give_up = Instant::now() + MISS_WAIT;
-        loop {
-            match self.try_ask(access, give_up).await {
-                Ok(guard) => return Ok(guard),
-                Err(NoLeave::Error(error)) => return Err(error),
-                Err(NoLeave::Yet) => tokio::time::sleep(ASK_AGAIN).await,
-            }
-        }
-    }
-
-    /// Asks for leave once.
-    ///
-    /// # Errors
-    /// [`NoLeave::Yet`]: ask again, up to `give_up`.
+    /// [`NoLeave::Yet`]: ask again. [`FsError::Io`] if only the coordinator could answer, and it is away still at `give_up`.
     pub(super) async fn try_ask(
         self: &Arc<Self>,
         access: Access<'_>,
