@@ -91,6 +91,8 @@ pub(super) struct Keeping {
     tier3_heard: Notify,
     /// Whether the mark in etcd is of this coordinator, or etcd is full.
     announced: tokio::sync::watch::Sender<bool>,
+    /// Number of the last step that was made.
+    last_step: AtomicU64,
 }
 
 impl Default for Keeping {
@@ -103,6 +105,7 @@ impl Default for Keeping {
             trouble: tokio::sync::watch::Sender::default(),
             tier3_heard: Notify::new(),
             announced: tokio::sync::watch::Sender::new(false),
+            last_step: AtomicU64::new(0),
         }
     }
 }
@@ -120,6 +123,11 @@ impl Keeping {
     /// Wakes the keeper of a catalog that was not known: the names of Tier-3 are in the tree.
     pub(super) fn heard_tier3(&self) {
         self.tier3_heard.notify_one();
+    }
+
+    /// Returns the number of the last step that was made; 0 if there is none.
+    pub(super) fn last_step(&self) -> u64 {
+        self.last_step.load(Ordering::Relaxed)
     }
 
     fn kept(&self, part: u64) {
@@ -227,7 +235,7 @@ impl Catalog {
                     tokio::task::spawn_blocking(move || Script::after(before, by, is_complete, child));
                 script.await.expect("comparing a catalog does not panic")
             }
-            None => Script::anew((self.epoch, own)),
+            None => Script::anew((self.epoch, own), self.keeping.last_step()),
         };
         // The mark comes first: it says which coordinator writes, or that the content is of no use.
         if let Err(why) = self.write(&mut script, log).await {
@@ -287,6 +295,7 @@ impl Catalog {
             match log.step(step).await {
                 Ok(()) => {
                     self.keeping.trouble(None);
+                    self.keeping.last_step.store(step.mark.number, Ordering::Relaxed);
                     script.made();
                 }
                 Err(StepError::Changed(why)) => return Err(why),
@@ -380,11 +389,11 @@ impl Numbers {
 }
 
 impl Script {
-    /// Begins a catalog of which nothing is in etcd, or nothing of use.
-    fn anew((epoch, own): (Epoch, Incarnation)) -> Self {
+    /// Begins a catalog of which nothing is in etcd, or nothing of use. `last`: the number of this coordinator's last step, 0 before the first.
+    fn anew((epoch, own): (Epoch, Incarnation), last: u64) -> Self {
         let mut script = Self {
             writer: Writer::default(),
-            mark: Mark { epoch, ..Mark::default() },
+            mark: Mark { epoch, number: last, ..Mark::default() },
             whole: false,
             own,
             is_complete: true,

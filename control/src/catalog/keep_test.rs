@@ -127,7 +127,7 @@ fn a_tree_is_whole_with_its_last_step_and_so_are_the_publications_in_it() {
     for number in 0..4 * CHANGES_MAX {
         file(&catalog, run, &format!("f{number:04}"));
     }
-    let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
+    let (mut script, mut etcd) = (Script::anew(BY, 0), Etcd::default());
     etcd.keys.insert("catalog/node/left by another version".to_owned(), (vec![9], 0));
     catalog.catalog().remember_removed(&[]);
     catalog.catalog().collect_unkept(true);
@@ -154,7 +154,7 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
     for name in &names {
         catalog.names().symlink(&ME, run, name.as_bytes(), b"x").unwrap();
     }
-    let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
+    let (mut script, mut etcd) = (Script::anew(BY, 0), Etcd::default());
     catalog.catalog().remember_removed(&[]);
     catalog.catalog().collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
@@ -198,7 +198,7 @@ fn what_is_gone_from_the_tree_since_goes_from_the_keys() {
     for number in 0..3 * CHANGES_MAX {
         file(&catalog, run, &format!("f{number:04}"));
     }
-    let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
+    let (mut script, mut etcd) = (Script::anew(BY, 0), Etcd::default());
     catalog.catalog().remember_removed(&[]);
     catalog.catalog().collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
@@ -226,7 +226,7 @@ fn the_times_of_a_file_are_read_by_the_clock_of_whoever_reads_them() {
         OutgoingBody::File(view) => view.opened_ns,
         other => panic!("{other:?}"),
     };
-    let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
+    let (mut script, mut etcd) = (Script::anew(BY, 0), Etcd::default());
     catalog.catalog().remember_removed(&[]);
     catalog.catalog().collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[]));
@@ -264,7 +264,7 @@ fn what_was_done_at_once_is_kept_all_or_not_at_all() {
     for number in 0..FILES {
         catalog.names().symlink(&ME, run, &name(number), b"x").unwrap();
     }
-    let (mut script, mut etcd) = (Script::anew(BY), Etcd::default());
+    let (mut script, mut etcd) = (Script::anew(BY, 0), Etcd::default());
     catalog.catalog().remember_removed(&[]);
     catalog.catalog().collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));

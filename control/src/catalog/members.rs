@@ -243,7 +243,8 @@ impl Catalog {
         }
         let state = self.lock();
         let echo = replies.echo.unwrap_or_else(|| state.roll.echo(number));
-        Ok(Beaten { echo, members_number: state.told.heard(), now_ns: self.cluster.namespace().now_ns() })
+        let (members_number, now_ns) = (state.told.heard(), self.cluster.namespace().now_ns());
+        Ok(Beaten { echo, members_number, now_ns, kept_step: self.keeping.last_step() })
     }
 
     /// Notes that the last connection with that daemon is gone.

@@ -41,8 +41,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-pub use succeed::Before;
 use succeed::Hearing;
+pub use succeed::{Before, Legacy, TakenUp};
 use take::News;
 use tidemark_engine::cluster::{Authority, Cluster, Presence};
 use tidemark_protocol::cluster::clocks::Clocks;
@@ -66,6 +66,8 @@ pub struct Catalog {
     cluster: Arc<Cluster>,
     epoch: Epoch,
     started: Instant,
+    /// When the term ends, as far as it is renewed; none where it does not end.
+    leads_until: Mutex<Option<Instant>>,
     /// The presence of the coordinator's own node.
     presence: Arc<Presence>,
     state: Mutex<State>,
@@ -146,6 +148,7 @@ impl Catalog {
             cluster,
             epoch,
             started,
+            leads_until: Mutex::default(),
             presence,
             state: Mutex::new(state),
             keeping: Keeping::default(),
@@ -196,6 +199,22 @@ impl Catalog {
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    /// Sets when the term ends, as far as it is renewed. From then on nobody is answered: another coordinator may decide. So an answer need
+    /// not ask etcd who leads.
+    pub fn leads_until(&self, until: Option<Instant>) {
+        *self.leads_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    }
+
+    /// Refuses an answer that was made too late. A process may be stopped at any moment, and the task that gives the role up runs later.
+    fn check_term(&self) -> Result<(), Refusal> {
+        let until = *self.leads_until.lock().unwrap_or_else(PoisonError::into_inner);
+        if until.is_none_or(|until| Instant::now() < until) {
+            return Ok(());
+        }
+        let why = format!("the term of the coordinator of epoch {} is over; ask again", self.epoch);
+        Err(Refusal::new(LinkErrorKind::Unavailable, why))
     }
 
     /// Returns the numbers of answers since the start.
@@ -312,6 +331,8 @@ impl Authority for Catalog {
                 wire::encode(&())
             }
         };
+        // Afterwards: what was read of the tree before this was read within the term.
+        self.check_term()?;
         answer.map_err(|error: WireError| Refusal::new(LinkErrorKind::Invalid, error.to_string()))
     }
 }

@@ -9,7 +9,7 @@ use tidemark_protocol::cluster::wire::{self, EncodedMembers, Members, WHY_BYTES_
 use tidemark_protocol::id::{Epoch, NodeName};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::{
-    Admit, Ask, Change, Command, Echo, Event, Life, Member, MemberList, Membership, Patience, Refusal,
+    Admit, Ask, Change, Command, Echo, Event, Life, Member, MemberList, Membership, Patience, Proof, Refusal,
     Standing, Verdict,
 };
 use tidemark_protocol::placement::{Placed, Rules, place};
@@ -22,6 +22,10 @@ const OVER_MAX: usize = 256;
 /// Silence after which a node that is gone is no longer expected. A daemon that only died is back by then, with its memory, its unpublished
 /// names, and processes that never noticed.
 const RESTART_MS: u64 = 1_000;
+
+/// The same where other nodes are members and none of them could be asked. Then the coordinator's own network may be the one that failed:
+/// a switch or a bond that fails over is back by then. Names wait meanwhile, and no save is taken for a dead program's.
+const UNWITNESSED_MS: u64 = 10_000;
 
 /// Pause per member between two choices of partners and lists. If many changes come at once, the last one counts, so that neither the
 /// processor nor the network is busy with them. With three nodes the pause is not noticeable.
@@ -312,10 +316,12 @@ impl Roll {
     /// Marks nodes that are gone and have been silent for long enough as no longer expected. Returns whether there were any.
     fn give_up(&mut self) -> bool {
         let is_lost = |member: &&Member| {
-            let node = &member.life.node;
-            matches!(member.standing, Standing::Gone { .. })
-                && !self.given_up.contains(node)
-                && self.membership.silent_ms(node).is_some_and(|silent_ms| silent_ms >= RESTART_MS)
+            let (node, Standing::Gone { proof, .. }) = (&member.life.node, &member.standing) else {
+                return false;
+            };
+            let patience_ms = patience_ms(proof);
+            !self.given_up.contains(node)
+                && self.membership.silent_ms(node).is_some_and(|silent_ms| silent_ms >= patience_ms)
         };
         let lives: Vec<NodeLife> = self.membership.members().filter(is_lost).map(life_of).collect();
         for life in &lives {
@@ -407,6 +413,16 @@ impl Roll {
     pub(super) fn placement(&self) -> report::Placement {
         let Placed { placement, notes, .. } = &self.placed;
         report::Placement::of(placement, &self.membership.candidates(), notes)
+    }
+}
+
+/// Returns the silence after which a node that is gone is no longer expected.
+fn patience_ms(proof: &Proof) -> u64 {
+    match proof {
+        Proof::Neighbours { .. } | Proof::CutOffTooLong { .. } | Proof::Silence { two_alone: true, .. } => {
+            RESTART_MS
+        }
+        Proof::Silence { two_alone: false, .. } => UNWITNESSED_MS,
     }
 }
 

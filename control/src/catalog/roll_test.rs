@@ -63,6 +63,9 @@ impl Term {
             }
             self.step(Event::Tick).expect("a tick");
             for (to, ask) in std::mem::take(&mut self.roll.todo.asks) {
+                if !beating.contains(&to.as_str()) {
+                    continue;
+                }
                 let from = self.roll.member(&to).expect("a member").life.clone();
                 let about = ask.about.node.clone();
                 let heard = Heard { from, epoch: EPOCH, question: ask.question, about, heard: false };
@@ -102,6 +105,22 @@ fn a_node_is_gone_within_a_second_and_given_up_when_its_daemon_could_have_been_b
     term.join("c", 1).unwrap();
     assert_eq!((term.listed("c").standing, term.listed("c").gone), (wire::Standing::Alive, false));
     assert_eq!(term.listed("c").why, "");
+}
+
+#[test]
+fn nodes_that_fall_silent_together_are_given_up_late_and_the_other_one_of_two_soon() {
+    // The coordinator's own network may have failed.
+    let mut term = Term::of(&["a", "b", "c"], 60_000);
+    term.pass(600, &["b", "c"]);
+    term.pass(UNWITNESSED_MS - 500, &[]);
+    assert_eq!(["b", "c"].map(|node| term.listed(node).standing), [wire::Standing::Gone; 2]);
+    assert_eq!((term.listed("b").gone, term.lost.len()), (false, 0));
+    term.pass(1_000, &[]);
+    assert_eq!((term.listed("b").gone, term.lost.len()), (true, 2));
+    let mut term = Term::of(&["a", "b"], 60_000);
+    term.pass(600, &["b"]);
+    term.pass(RESTART_MS + 300, &[]);
+    assert_eq!((term.listed("b").gone, term.lost.len()), (true, 1));
 }
 
 #[test]

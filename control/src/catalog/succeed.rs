@@ -1,8 +1,8 @@
 //! Begins after another coordinator, or after an earlier daemon of this node: with the known catalog, and with the publications of all
 //! nodes.
 //!
-//! Owns: which nodes are still to be heard, and whether names can be answered for. Does not own: what etcd keeps
-//! (`protocol::cluster::kept`), what nodes publish (`take`), which nodes are gone (`members`).
+//! Owns: this node's tree becoming the catalog of before, which nodes are still to be heard, whether names can be answered for. Does not
+//! own: reading etcd (`lease`), what etcd keeps (`protocol::cluster::kept`), what nodes publish (`take`), which nodes are gone (`members`).
 //!
 //! Names are answered for only after every member has published everything that the last coordinator did not acknowledge, or is gone. If
 //! the catalog was not kept, Tier-3 must have been read as well: only then an unknown name is known to be absent (P8).
@@ -13,7 +13,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemark_engine::cluster::{Cluster, Presence};
-use tidemark_protocol::cluster::kept::KeptCatalog;
+use tidemark_namespace::{Moment, Namespace};
+use tidemark_protocol::cluster::kept::{KeptCatalog, StepNumber};
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::id::{Epoch, NodeName};
 use tidemark_protocol::key::NodeLife;
@@ -52,7 +53,63 @@ impl Before {
     }
 }
 
+/// What a coordinator that begins found in etcd.
+#[derive(Debug, Default)]
+pub struct Legacy {
+    /// The members that the last coordinator stored.
+    pub stored: MemberList,
+    /// The catalog, if all of it is there.
+    pub kept: Option<KeptCatalog>,
+}
+
+impl Legacy {
+    /// Drops a catalog that is older than what etcd had before: etcd was put back to an older state. `kept_step` is the last step that etcd
+    /// is known to have taken.
+    fn without_older(self, kept_step: Option<StepNumber>) -> Self {
+        let Self { stored, kept } = self;
+        let is_older = |kept: &KeptCatalog| Some(kept.mark.step()) < kept_step;
+        let older = kept.as_ref().filter(|kept| is_older(kept)).map(|kept| kept.mark.step());
+        if let (Some(found), Some(known)) = (older, kept_step) {
+            tracing::error!(%found, %known, "etcd lost changes that it had taken: its catalog is not used, and names are read from Tier-3 and from the members. Names that were removed since that state may come back");
+            return Self { stored, kept: None };
+        }
+        Self { stored, kept }
+    }
+}
+
+/// A coordinator whose node's tree has become the catalog of before.
+#[derive(Debug)]
+pub struct TakenUp {
+    pub catalog: Arc<Catalog>,
+    pub before: Before,
+    /// Whether the tree has become all of it.
+    pub is_complete: bool,
+}
+
+impl TakenUp {
+    /// Whether the names are known without Tier-3.
+    #[must_use]
+    pub fn knows(&self) -> bool {
+        !matches!(self.before, Before::Nothing)
+    }
+}
+
 impl Before {
+    /// Makes a tree this catalog, as far as it is not. `told`: the moment up to which the catalog has this node's changes. Returns false if
+    /// a part could not be made.
+    fn become_tree_of(&self, tree: &Namespace, told: Moment) -> bool {
+        let now_ns = tree.now_ns();
+        match self {
+            Self::Own(Some(kept)) => tree.catalog().take_process_fates(&kept.fates(now_ns)),
+            Self::Kept(kept) => {
+                tree.catalog().take_process_fates(&kept.fates(now_ns));
+                return tree.mirror().become_catalog(&kept.directories(now_ns), told);
+            }
+            Self::Own(None) | Self::Nothing => {}
+        }
+        true
+    }
+
     /// Returns the part that etcd keeps.
     #[must_use]
     pub fn into_kept(self) -> Option<KeptCatalog> {
@@ -89,6 +146,53 @@ pub(super) struct Hearing {
 }
 
 impl Catalog {
+    /// Begins an epoch after the coordinator that left `legacy`: this node's tree becomes that one's catalog, and is published to the other
+    /// nodes from then on. `terms.stored` is set here. Takes seconds with a large catalog, and is not to be broken off meanwhile: `settling`
+    /// is kept until it is done.
+    pub async fn take_up(
+        cluster: &Arc<Cluster>,
+        epoch: Epoch,
+        legacy: Legacy,
+        presence: Arc<Presence>,
+        terms: Terms,
+        settling: impl Send + 'static,
+    ) -> TakenUp {
+        let tree = Arc::clone(cluster.namespace());
+        let Legacy { stored, mut kept } = legacy.without_older(cluster.said().kept_step());
+        if let Some(kept) = &mut kept {
+            let of = kept.mark.epoch;
+            // By its own tree where it was that coordinator itself.
+            let of_own = tree.catalog().catalog_of() == Some(of);
+            let further = if of_own { 0 } else { cluster.said().ahead_ns(of).unwrap_or(0) };
+            kept.ahead_ns = kept.mark.ahead_ns.saturating_add(further);
+            tracing::info!(%epoch, %of, "the catalog of before is in etcd");
+        }
+        cluster.saw_epoch(epoch);
+        let before = Before::of(tree.catalog().catalog_of(), stored.epoch, kept);
+        let kept_until = match &before {
+            Before::Kept(kept) => kept.published().get(&cluster.life).copied(),
+            Before::Own(_) | Before::Nothing => None,
+        };
+        let told = cluster.told_until(kept_until);
+        let taking = Arc::clone(&tree);
+        let taken = tokio::task::spawn_blocking(move || {
+            let _settling = settling;
+            let is_complete = before.become_tree_of(&taking, told);
+            (before, is_complete)
+        });
+        let (before, is_complete) = taken.await.expect("taking a catalog up does not panic");
+        let terms = Terms { stored, ..terms };
+        let catalog = Self::succeed(Arc::clone(cluster), epoch, presence, terms, &before, is_complete);
+        let taken = TakenUp { catalog, before, is_complete };
+        if !taken.knows() {
+            // Changes of names from now on also apply to Tier-3's names, once they are here.
+            tree.adoption().carry_names();
+        }
+        // From here on this tree is published to other nodes.
+        tree.publications().lead_outgoing(false);
+        taken
+    }
+
     /// Makes the coordinator of an epoch that follows another. `terms` hold the former members, and `before` the known catalog of the last
     /// coordinator. `is_complete`: this node's tree has become all of it. A tree that has not is not taken for the catalog later.
     #[must_use]
@@ -238,6 +342,7 @@ impl Hearing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidemark_protocol::cluster::kept::Mark;
     use tidemark_protocol::id::{Incarnation, StartId};
     use tidemark_protocol::label::Labels;
     use tidemark_protocol::membership::{Life, Listed};
@@ -262,6 +367,21 @@ mod tests {
             all.heard(&NodeLife { node: life.node, incarnation: life.incarnation });
         }
         assert!(!all.is_open());
+    }
+
+    #[test]
+    fn a_catalog_that_lacks_a_step_that_etcd_had_taken_is_not_used() {
+        let uses = |kept: (u64, u64), known: Option<(u64, u64)>| {
+            let (epoch, number) = (Epoch(kept.0), kept.1);
+            let mut found = KeptCatalog::default();
+            found.mark = Mark { epoch, number, ..Mark::default() };
+            let legacy = Legacy { kept: Some(found), ..Legacy::default() };
+            let known = known.map(|(epoch, number)| StepNumber { epoch: Epoch(epoch), number });
+            legacy.without_older(known).kept.is_some()
+        };
+        assert!(uses((3, 7), None) && uses((3, 7), Some((3, 7))) && uses((3, 8), Some((3, 7))));
+        assert!(uses((4, 1), Some((3, 7))), "a later coordinator wrote");
+        assert!(!uses((3, 6), Some((3, 7))) && !uses((3, 9), Some((4, 1))));
     }
 
     #[test]

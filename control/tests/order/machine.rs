@@ -7,7 +7,7 @@ use super::etcd::{Etcd, Log};
 use super::wire::Wire;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tidemark_control::catalog::{Before, Catalog, Terms};
+use tidemark_control::catalog::{Catalog, Legacy, TakenUp, Terms};
 use tidemark_engine::cluster::{Cluster, NodeService, Presence, Seat, follow};
 use tidemark_namespace::{Clock, Namespace, NamespaceSettings};
 use tidemark_protocol::id::{Epoch, Incarnation, StartId};
@@ -150,7 +150,7 @@ impl Machine {
                 machine: Arc::clone(self),
                 cluster: Arc::clone(&running.cluster),
                 presence,
-                epoch: Mutex::default(),
+                leading: Mutex::default(),
             };
             tasks.spawn(candidate.run());
         }
@@ -176,8 +176,8 @@ struct Candidate {
     machine: Arc<Machine>,
     cluster: Arc<Cluster>,
     presence: Arc<Presence>,
-    /// The lease that this daemon holds.
-    epoch: Mutex<Option<Epoch>>,
+    /// The catalog while this daemon coordinates.
+    leading: Mutex<Option<Arc<Catalog>>>,
 }
 
 impl Candidate {
@@ -212,20 +212,27 @@ impl Candidate {
 
     /// Coordinates until the lease is lost.
     async fn lead(&self, epoch: Epoch, sent: Instant) {
-        *self.epoch.lock().unwrap_or_else(PoisonError::into_inner) = Some(epoch);
         let mut reign = JoinSet::new();
         tokio::select! {
             () = self.keep(epoch, sent) => {}
             () = self.reign(epoch, &mut reign) => {}
         }
         reign.shutdown().await;
+        *self.leading() = None;
         self.cluster.sit(Seat::Unknown);
+    }
+
+    fn leading(&self) -> MutexGuard<'_, Option<Arc<Catalog>>> {
+        self.leading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Renews the lease until it is lost.
     async fn keep(&self, epoch: Epoch, mut sent: Instant) {
         let (name, etcd) = (&self.machine.name, &self.machine.etcd);
         loop {
+            if let Some(catalog) = &*self.leading() {
+                catalog.leads_until(Some(sent + TERM));
+            }
             tokio::time::sleep(RENEW_EVERY).await;
             let trying = Instant::now();
             let renewed = tokio::time::timeout_at(sent + TERM, etcd.renew(name, epoch)).await;
@@ -246,35 +253,16 @@ impl Candidate {
                 Err(_) => tokio::time::sleep(LOAD_AGAIN).await,
             }
         };
-        let mut kept = loop {
+        let kept = loop {
             match etcd.load(name).await {
                 Ok(kept) => break kept,
                 Err(_) => tokio::time::sleep(LOAD_AGAIN).await,
             }
         };
-        let tree = cluster.namespace();
-        if let Some(kept) = &mut kept {
-            let of = kept.mark.epoch;
-            let of_own = tree.catalog().catalog_of() == Some(of);
-            let further = if of_own { 0 } else { cluster.ahead_of_coordinator(of).unwrap_or(0) };
-            kept.ahead_ns = kept.mark.ahead_ns.saturating_add(further);
-        }
-        cluster.saw_epoch(epoch);
-        let before = Before::of(tree.catalog().catalog_of(), stored.epoch, kept);
-        let kept_until = match &before {
-            Before::Kept(kept) => kept.published().get(&cluster.life).copied(),
-            Before::Own(_) | Before::Nothing => None,
-        };
-        let told = cluster.told_until(kept_until);
-        let mut is_complete = true;
-        if let Before::Kept(kept) = &before {
-            is_complete = tree.mirror().become_catalog(&kept.directories(tree.now_ns()), told);
-        }
-        let knows = !matches!(before, Before::Nothing);
-        let terms = Terms { stored, ..Terms::default() };
-        let presence = Arc::clone(&self.presence);
-        let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before, is_complete);
-        tree.publications().lead_outgoing(false);
+        let (legacy, presence) = (Legacy { stored, kept }, Arc::clone(&self.presence));
+        let taken = Catalog::take_up(cluster, epoch, legacy, presence, Terms::default(), ()).await;
+        let (knows, TakenUp { catalog, before, is_complete }) = (taken.knows(), taken);
+        *self.leading() = Some(Arc::clone(&catalog));
         cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
         let log = Arc::new(Log { etcd: Arc::clone(etcd), node: name.clone(), epoch });
         tasks.spawn(Arc::clone(&catalog).watch());

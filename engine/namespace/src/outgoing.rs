@@ -21,7 +21,8 @@ use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttribut
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::split;
 
-/// Names whose last operation is remembered: far more than change while a question is on its way.
+/// Names whose last operation is remembered, beside those that no coordinator has answered for: far more than change while a question is on
+/// its way.
 const RECENT_MAX: usize = 1 << 14;
 
 /// Files that are begun and empty at a time: more than programs may have open. Files beyond this limit are published when they are
@@ -82,15 +83,17 @@ struct RecentNames {
 }
 
 impl RecentNames {
-    fn note(&mut self, name: (NodeId, Vec<u8>)) {
+    /// Notes an operation on a name. `unanswered`: the number of operations without an answer, each on two names at most. A catalog that this
+    /// node takes up lacks them.
+    fn note(&mut self, name: (NodeId, Vec<u8>), unanswered: usize) {
         self.number += 1;
         self.last.insert(name.clone(), self.number);
         self.order.push_back((name, self.number));
-        if self.order.len() > RECENT_MAX
-            && let Some((name, number)) = self.order.pop_front()
-            && self.last.get(&name) == Some(&number)
-        {
-            self.last.remove(&name);
+        while self.order.len() > RECENT_MAX + 2 * unanswered {
+            let (name, number) = self.order.pop_front().expect("it is longer than that");
+            if self.last.get(&name) == Some(&number) {
+                self.last.remove(&name);
+            }
         }
     }
 }
@@ -405,7 +408,7 @@ impl Outgoing {
             let (parent, name) = split(path);
             // If a directory was moved since, the operation that moved it tells so.
             if let Ok(parent) = tree.resolve(parent) {
-                recent.note((parent, name.to_vec()));
+                recent.note((parent, name.to_vec()), unanswered.count());
             }
         }
         self.untold = Some(Unpublished { unanswered, recent, ..Unpublished::default() });
@@ -440,7 +443,7 @@ impl Outgoing {
     /// Notes that a name was given or removed here.
     pub(super) fn note_name(&mut self, parent: NodeId, name: &[u8]) {
         if let Some(untold) = &mut self.untold {
-            untold.recent.note((parent, name.to_vec()));
+            untold.recent.note((parent, name.to_vec()), untold.unanswered.count());
         }
     }
 
@@ -529,7 +532,8 @@ impl Outgoing {
     /// Notes that a node's names changed here in a way that an answer on its way does not reflect.
     pub(super) fn note_names_of(&mut self, tree: &Tree, node: NodeId) {
         let Some(untold) = &mut self.untold else { return };
-        tree.names_of(node).into_iter().for_each(|name| untold.recent.note(name));
+        let unanswered = untold.unanswered.count();
+        tree.names_of(node).into_iter().for_each(|name| untold.recent.note(name, unanswered));
     }
 
     /// Notes that the names of `node` meant the file `from` until now, and mean `own` from now on.
@@ -559,18 +563,61 @@ pub(super) fn attributes(node: &Node) -> NodeAttributes {
 mod tests {
     use super::super::{Caller, Namespace, NamespaceSettings};
     use super::*;
+    use std::sync::Arc;
+    use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
     use tidemark_protocol::id::Incarnation;
     use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
 
-    #[test]
-    fn more_begun_files_than_are_looked_at_at_once_are_all_told_again() {
-        const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: 1, request: 0 };
-        const FILES: usize = NODES_AT_ONCE + 2;
+    const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: 1, request: 0 };
+
+    fn tree() -> (tempfile::TempDir, Arc<Namespace>) {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let medium = MediumChoice::Directory(folder.path().to_path_buf());
         let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
-        let tree = Namespace::new(NamespaceSettings::new(Incarnation(1)), tier1).unwrap();
+        let settings =
+            NamespaceSettings { journal_bytes: Some(8 << 20), ..NamespaceSettings::new(Incarnation(1)) };
+        let tree = Namespace::new(settings, tier1).unwrap();
         tree.publications().collect_outgoing();
+        (folder, tree)
+    }
+
+    #[test]
+    fn what_a_successor_removed_itself_does_not_come_back_however_much_it_is() {
+        let (_folder, tree) = tree();
+        let answered = || {
+            let _told = tree.publications().take_outgoing(usize::MAX, usize::MAX, false);
+            tree.publications().publication_answered();
+        };
+        let names: Vec<Vec<u8>> = (0..RECENT_MAX + 2).map(|at| at.to_string().into_bytes()).collect();
+        for name in &names {
+            tree.names().symlink(&ME, ROOT, name, b"target").unwrap();
+        }
+        answered();
+        let (told, kept) = (
+            tree.catalog().moment(),
+            names.iter().map(|name| NodeState {
+                path: name.clone(),
+                attributes: NodeAttributes::default(),
+                attributes_ns: 0,
+                other_names: None,
+                kind: NodeKind::Symlink { target: b"target".to_vec() },
+            }),
+        );
+        for name in &names {
+            tree.names().unlink(&ME, ROOT, name).unwrap();
+        }
+        assert!(tree.mirror().become_catalog(&[(Vec::new(), kept.collect())], told));
+        assert_eq!(tree.standing().outgoing_in(b"").map(|found| found.len()), Some(0));
+        answered();
+        tree.names().symlink(&ME, ROOT, b"last", b"target").unwrap();
+        let remembered = tree.state.look(|state| state.outgoing.untold.as_ref().unwrap().recent.order.len());
+        assert!(remembered <= RECENT_MAX + 2, "{remembered} names stay when all are answered for");
+    }
+
+    #[test]
+    fn more_begun_files_than_are_looked_at_at_once_are_all_told_again() {
+        const FILES: usize = NODES_AT_ONCE + 2;
+        let (_folder, tree) = tree();
         let create = |file: usize| tree.create(&ME, ROOT, file.to_string().as_bytes(), 0o644, 1).unwrap().1;
         let made: Vec<_> = (0..FILES).map(create).collect();
         let told = || {

@@ -153,7 +153,7 @@ async fn beat_on(cluster: &Cluster, presence: &Presence, epoch: Epoch) {
                     return;
                 }
                 cluster.names.outage_over();
-                cluster.heard_clock(epoch, beaten.now_ns);
+                cluster.said.take(epoch, &beaten, cluster.namespace.now_ns());
                 take_newer_members(cluster, beaten.members_number).await;
             }
             // The coordinator does not know this node: the coordinator is new, or it declared this node gone.

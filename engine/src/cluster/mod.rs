@@ -11,6 +11,7 @@
 //! | `facts` | the tree's nodes as they are published |
 //! | `member` | joining, beating, following the coordinator |
 //! | `calls` | the number of calls to the coordinator, by kind |
+//! | `said` | what coordinators said in their answers to beats |
 //! | `service` | answers to other nodes' calls |
 //! | `aside` | files of this node that lost their names to other nodes' files |
 //! | `copies` | which copies this node keeps, and which nodes keep copies of a file |
@@ -36,6 +37,7 @@ mod pace;
 mod participants;
 mod publisher;
 mod remembered;
+mod said;
 mod service;
 mod tagged;
 mod whereabouts;
@@ -46,6 +48,7 @@ pub use facts::state_of;
 pub use leave::{Leave, Wanted};
 pub use member::{Presence, follow};
 pub use names::{Access, Guard};
+pub use said::Said;
 pub use service::{Inbox, NodeService};
 pub use tagged::Tagged;
 pub use whereabouts::Near;
@@ -235,8 +238,7 @@ pub struct Cluster {
     led: AtomicBool,
     /// The node that last sent a change of the members, and its epoch: that node was the coordinator of the epoch.
     commander: Mutex<Option<(Epoch, String)>>,
-    /// The least difference seen between this node's clock and that of the coordinator of an epoch (`protocol::cluster::clocks` says why).
-    ahead_ns: Mutex<Option<(Epoch, i64)>>,
+    said: Said,
 }
 
 impl Cluster {
@@ -261,7 +263,7 @@ impl Cluster {
             seated: Mutex::default(),
             led: AtomicBool::new(false),
             commander: Mutex::default(),
-            ahead_ns: Mutex::default(),
+            said: Said::default(),
             namespace,
             link: OnceLock::new(),
             runtime,
@@ -453,19 +455,10 @@ impl Cluster {
         member.filter(|_| epoch == self.epoch()).map(address_of)
     }
 
-    /// Records the clock of that epoch's coordinator.
-    fn heard_clock(&self, epoch: Epoch, theirs_ns: i64) {
-        let seen = self.namespace.now_ns().saturating_sub(theirs_ns);
-        let mut ahead = self.ahead_ns.lock().unwrap_or_else(PoisonError::into_inner);
-        let least = ahead.filter(|(of, _)| *of == epoch).map_or(seen, |(_, least)| least.min(seen));
-        *ahead = Some((epoch, least));
-    }
-
-    /// Returns how many nanoseconds this node's clock is ahead of the clock of that epoch's coordinator; none before its first answer.
+    /// Returns what the coordinators said that this node followed.
     #[must_use]
-    pub fn ahead_of_coordinator(&self, epoch: Epoch) -> Option<i64> {
-        let ahead = *self.ahead_ns.lock().unwrap_or_else(PoisonError::into_inner);
-        ahead.filter(|(of, _)| *of == epoch).map(|(_, ahead_ns)| ahead_ns)
+    pub fn said(&self) -> &Said {
+        &self.said
     }
 
     /// Whether the coordinator has answered lately.

@@ -14,7 +14,7 @@ use anyhow::Context;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tidemark_control::catalog::{Before, Catalog, Terms};
+use tidemark_control::catalog::{Catalog, Legacy, TakenUp, Terms};
 use tidemark_control::lease::{
     EtcdAccess, EtcdCatalog, EtcdLease, LeaseError, LeaseTimes, LoadError, Turn, current_epoch,
 };
@@ -202,9 +202,9 @@ impl Candidate {
     /// Loads the previous coordinator's catalog from etcd. None if etcd does not have all of it, or if Tier-3 knows of a later coordinator
     /// that did not write there. From now on only this coordinator writes it. Tries for as long as it takes: without the catalog nothing is
     /// known.
-    async fn kept(&self, log: &EtcdCatalog, epoch: Epoch) -> Option<KeptCatalog> {
+    async fn kept(&self, log: &EtcdCatalog) -> Option<KeptCatalog> {
         let mut said = String::new();
-        let mut kept = loop {
+        let kept = loop {
             let why = match log.load().await {
                 Ok(kept) => break kept?,
                 Err(LoadError::Kept { place, source }) => {
@@ -237,11 +237,6 @@ impl Candidate {
                 ),
             }
         }
-        // By its own tree where it was that coordinator itself.
-        let of_own = self.cluster.namespace().catalog().catalog_of() == Some(of);
-        let further = if of_own { 0 } else { self.cluster.ahead_of_coordinator(of).unwrap_or(0) };
-        kept.ahead_ns = kept.mark.ahead_ns.saturating_add(further);
-        tracing::info!(%epoch, %of, "the catalog of before is in etcd");
         Some(kept)
     }
 
@@ -249,47 +244,15 @@ impl Candidate {
     async fn reign(self, epoch: Epoch, stored: MemberList, keeping: Keeping) -> std::convert::Infallible {
         let began = Instant::now();
         let log = Arc::new(EtcdCatalog::new(self.etcd.clone(), epoch));
-        let kept = self.kept(&log, epoch).await;
-        let cluster = &self.cluster;
-        let tree = Arc::clone(cluster.namespace());
-        cluster.saw_epoch(epoch);
-        let before = Before::of(tree.catalog().catalog_of(), stored.epoch, kept);
-        let kept_until = match &before {
-            Before::Kept(kept) => kept.published().get(&cluster.life).copied(),
-            Before::Own(_) | Before::Nothing => None,
-        };
-        let told = cluster.told_until(kept_until);
-        let (taking, settling) = (Arc::clone(&tree), Arc::clone(&self.settling).lock_owned().await);
-        let taken = tokio::task::spawn_blocking(move || {
-            let _settling = settling;
-            let now_ns = taking.now_ns();
-            let mut is_complete = true;
-            match &before {
-                Before::Own(Some(kept)) => taking.catalog().take_process_fates(&kept.fates(now_ns)),
-                Before::Kept(kept) => {
-                    taking.catalog().take_process_fates(&kept.fates(now_ns));
-                    is_complete = taking.mirror().become_catalog(&kept.directories(now_ns), told);
-                }
-                Before::Own(None) | Before::Nothing => {}
-            }
-            (before, is_complete)
-        });
-        let (before, is_complete) = taken.await.expect("taking a catalog up does not panic");
-        let knows = !matches!(before, Before::Nothing);
-        let shared = self.daemon.node.shared();
-        shared.drain.set_epoch(epoch, false);
-        let terms = Terms { stored, ..self.terms.clone() };
-        let presence = Arc::clone(&self.presence);
-        let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before, is_complete);
-        if !knows {
-            // Changes of names from now on also apply to Tier-3's names, once they are here.
-            tree.adoption().carry_names();
-        }
-        // From here on this tree is published to other nodes.
-        tree.publications().lead_outgoing(false);
+        let legacy = Legacy { stored, kept: self.kept(&log).await };
+        self.daemon.node.shared().drain.set_epoch(epoch, false);
+        let (presence, terms) = (Arc::clone(&self.presence), self.terms.clone());
+        let settling = Arc::clone(&self.settling).lock_owned().await;
+        let taken = Catalog::take_up(&self.cluster, epoch, legacy, presence, terms, settling).await;
+        let (knows, TakenUp { catalog, before, is_complete }) = (taken.knows(), taken);
         // The lease is lost if the receiver is gone; then this ends, too.
         let _ = keeping.send(Arc::clone(&catalog));
-        cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
+        self.cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
         if knows {
             self.daemon.node.decide_from_now_on(Recovered::names_only()).await;
         }
@@ -386,6 +349,9 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
     let mut store_at = tokio::time::Instant::now();
     loop {
         let until = lease.until();
+        if let Some((catalog, _)) = &members {
+            catalog.leads_until(until.map(Into::into));
+        }
         let turn = async {
             let waits = members.is_none();
             let doubting = members.as_ref().map(|(catalog, _)| Arc::clone(catalog));

@@ -15,6 +15,7 @@ use crate::path::join;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// Format number, raised with every change of a value's bytes. A build that finds another format does not read it and publishes the catalog
 /// again.
@@ -53,6 +54,28 @@ pub struct Mark {
     pub whole: bool,
     /// Number of lots of changes that were written down. All lots still there count as made; 0: none do.
     pub lots: u32,
+}
+
+impl Mark {
+    /// Returns the step with which the mark was written.
+    #[must_use]
+    pub fn step(&self) -> StepNumber {
+        StepNumber { epoch: self.epoch, number: self.number }
+    }
+}
+
+/// A step, in the order in which etcd takes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StepNumber {
+    /// The epoch of the coordinator that made it.
+    pub epoch: Epoch,
+    pub number: u64,
+}
+
+impl fmt::Display for StepNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of epoch {}", self.number, self.epoch)
+    }
 }
 
 /// A node of the catalog.

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Format number, raised with every change of a message.
-pub const WIRE_VERSION: u8 = 8;
+pub const WIRE_VERSION: u8 = 9;
 
 /// Size of the largest message: the checksums of a file of 8 TiB, or the names of a directory of 100,000 files.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -175,6 +175,9 @@ pub struct Beaten {
     pub members_number: u64,
     /// The coordinator's clock: by it a successor reads the times that this coordinator stated.
     pub now_ns: i64,
+    /// Number of the last step of this coordinator that etcd has taken; 0 if there is none. By it a successor notices that etcd was put
+    /// back to an older state.
+    pub kept_step: u64,
 }
 
 /// The answer to a node that joined.

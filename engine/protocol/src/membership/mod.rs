@@ -49,6 +49,8 @@ pub const NEIGHBOURS: usize = 2;
 pub const ANSWER_MS: u64 = 300;
 /// Delay between two calls, beyond the tick, after which the coordinator itself counts as having been away. As long as the shortest beat.
 pub const LATE_MS: u64 = 150;
+/// Silence up to which neighbours that did not answer are asked again: a busy one has had ten questions by then.
+pub const ASK_FOR_MS: u64 = 3_000;
 /// Time for which a new coordinator waits for earlier members to join it: as long as a node may take to notice it.
 pub const RESTORE_MS: u64 = 3_000;
 /// Interval at which neighbours are asked again about a node that is cut off, so that its death is noticed.
@@ -504,10 +506,14 @@ impl Membership {
                 Due::Suspect(why) => self.suspect(&node, why, now_ms, todo),
                 Due::Ask => {
                     let inquiry = self.ask(&node, now_ms, todo);
-                    if let Some(Standing::CutOff { inquiry: open, confirmed_ms, .. }) =
-                        self.members.get_mut(&node).map(|member| &mut member.standing)
-                    {
-                        (*open, *confirmed_ms) = (inquiry, now_ms);
+                    match self.members.get_mut(&node).map(|member| &mut member.standing) {
+                        Some(Standing::CutOff { inquiry: open, confirmed_ms, .. }) => {
+                            (*open, *confirmed_ms) = (inquiry, now_ms);
+                        }
+                        Some(Standing::Suspect(open)) => {
+                            *open = inquiry.unwrap_or_else(|| nobody_asked(now_ms))
+                        }
+                        _ => {}
                     }
                 }
                 Due::Gone(proof) => {
@@ -526,8 +532,7 @@ impl Membership {
     fn suspect(&mut self, node: &NodeName, why: Suspicion, now_ms: u64, todo: &mut Vec<Command>) {
         let Some(life) = self.members.get(node).map(|member| member.life.clone()) else { return };
         todo.push(Command::Tell(Change { life, verdict: Verdict::Suspect(why) }));
-        let nobody = Inquiry { question: 0, asked: vec![], unheard: vec![], until_ms: now_ms };
-        let inquiry = self.ask(node, now_ms, todo).unwrap_or(nobody);
+        let inquiry = self.ask(node, now_ms, todo).unwrap_or_else(|| nobody_asked(now_ms));
         if let Some(member) = self.members.get_mut(node) {
             member.standing = Standing::Suspect(inquiry);
         }
@@ -562,6 +567,11 @@ impl Membership {
         todo.push(Command::Place);
         Some(())
     }
+}
+
+/// Returns the inquiry where nobody can be asked.
+fn nobody_asked(now_ms: u64) -> Inquiry {
+    Inquiry { question: 0, asked: vec![], unheard: vec![], until_ms: now_ms }
 }
 
 /// Facts about the other nodes that a verdict on a member needs.
@@ -642,8 +652,17 @@ impl Member {
                 if let Some(proof) = inquiry.proof(now_ms) {
                     return Some(Due::Gone(proof));
                 }
-                let nobody = inquiry.unheard.is_empty() && now_ms >= inquiry.until_ms && beats >= ALONE_BEATS;
-                nobody.then_some(Due::Gone(Proof::Silence { beats, silent_ms, two_alone: present.two_alone }))
+                if !inquiry.unheard.is_empty() || now_ms < inquiry.until_ms {
+                    return None;
+                }
+                if present.others && silent_ms < ASK_FOR_MS {
+                    return Some(Due::Ask);
+                }
+                (beats >= ALONE_BEATS).then_some(Due::Gone(Proof::Silence {
+                    beats,
+                    silent_ms,
+                    two_alone: present.two_alone,
+                }))
             }
             Standing::CutOff { since_ms, confirmed_ms, inquiry, .. } => {
                 let for_ms = now_ms.saturating_sub(*since_ms);

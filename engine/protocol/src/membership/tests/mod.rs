@@ -215,6 +215,23 @@ fn a_node_that_dies_while_it_is_cut_off_is_found_and_one_that_stays_away_is_give
 }
 
 #[test]
+fn a_neighbour_that_does_not_answer_in_time_is_asked_again_and_nothing_follows_from_its_silence() {
+    let mut cluster = Cluster::of("a b c");
+    cluster.pass(3_000, "b c");
+    cluster.pass(ASK_FOR_MS - 3 * ANSWER_MS, "b");
+    cluster.asked.clear();
+    cluster.pass(ANSWER_MS + TICK_MS, "b");
+    assert!(matches!(cluster.standing("c"), Standing::Suspect(_)), "b was busy, and says nothing");
+    cluster.answer(false);
+    cluster.pass(TICK_MS, "b");
+    assert!(matches!(cluster.standing("c"), Standing::Gone { proof: Proof::Neighbours { .. }, .. }));
+    let mut cluster = Cluster::of("a b c");
+    cluster.pass(3_000, "b c");
+    cluster.pass(ASK_FOR_MS + ANSWER_MS, "b");
+    assert!(matches!(cluster.standing("c"), Standing::Gone { proof: Proof::Silence { .. }, .. }));
+}
+
+#[test]
 fn with_nobody_to_ask_five_beats_are_waited_for_and_two_alone_are_told_what_cannot_be_known() {
     let mut cluster = Cluster::of("a b");
     cluster.pass(3_000, "b");
