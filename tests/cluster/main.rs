@@ -18,6 +18,7 @@
 //! | `nodes` | one daemon a host: where it listens, and that nothing of a lost one is left |
 //! | `guarded` | an etcd with TLS, client certificates and users: who gets in, and that the cluster lives through it |
 //! | `catalog` | the catalog in a real etcd: written once, by one coordinator, and read whole |
+//! | `restored` | an etcd that is put back to an older state |
 //! | `lease` | the lease in a real etcd: one holder at a time, whoever dies or is stopped |
 //! | `job` | a training job with a rank on each host, and what it said |
 
@@ -34,6 +35,7 @@ mod members;
 mod net;
 mod nodes;
 mod remembered;
+mod restored;
 mod silent;
 mod site;
 mod tier3;

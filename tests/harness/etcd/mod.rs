@@ -8,6 +8,7 @@ pub mod guard;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -153,10 +154,35 @@ impl Etcd {
         process::until(ANSWER_LIMIT, stopped).expect("etcd stops");
     }
 
-    /// Kills the process and starts a new one on the same ports and data.
-    pub fn kill_and_start(&mut self) {
+    /// Kills the process.
+    pub fn kill(&mut self) {
         self.child.kill().expect("killing a child of ours");
         self.child.wait().expect("reaping a child of ours");
+    }
+
+    /// Copies the data, for which the process is killed and started again.
+    pub fn backup(&mut self) -> TempDir {
+        let backup = tempfile::tempdir().expect("a temporary directory");
+        self.kill();
+        copy(&self.folder.path().join("data"), backup.path());
+        self.start_again();
+        backup
+    }
+
+    /// Starts the killed process on the data of a backup.
+    pub fn put_back(&mut self, backup: &TempDir) {
+        fs::remove_dir_all(self.folder.path().join("data")).expect("the data of a test");
+        copy(&backup.path().join("data"), self.folder.path());
+        self.start_again();
+    }
+
+    /// Kills the process and starts a new one on the same ports and data.
+    pub fn kill_and_start(&mut self) {
+        self.kill();
+        self.start_again();
+    }
+
+    fn start_again(&mut self) {
         self.child =
             spawn(&self.folder, self.client_port, self.peer_port, self.host.as_ref(), self.admin_port);
         assert!(self.is_serving(), "etcd: {}", machine::tail(&self.folder.path().join("log"), 20));
@@ -194,6 +220,12 @@ impl Drop for Etcd {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// Copies a folder with everything in it into another one.
+fn copy(folder: &Path, into: &Path) {
+    let copied = Command::new("cp").arg("-a").args([folder, into]).status().expect("cp runs");
+    assert!(copied.success(), "{} is not copied", folder.display());
 }
 
 fn free_port() -> u16 {
