@@ -6,7 +6,7 @@ use super::{folder, tier1};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidemark_engine::cluster::state_of;
-use tidemark_namespace::{Caller, Namespace, NamespaceSettings, OutgoingBody, ROOT};
+use tidemark_namespace::{Caller, Namespace, NamespaceSettings, OutgoingBody, Question, ROOT};
 use tidemark_protocol::cluster::wire::{NameOperation, NodeAttributes, NodeKind, NodeState};
 use tidemark_protocol::id::{Epoch, FileCounter, FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
@@ -244,6 +244,42 @@ fn how_a_link_of_before_stands_wins_no_name_back() {
     }
 }
 
+/// Goal: answers arrive late. One that was made before this node was let change a name, or a whole directory, does not bring back what was
+/// there; one to a later question counts.
+#[test]
+fn an_answer_from_before_this_node_was_let_change_a_name_says_nothing_of_it() {
+    let node = Node::new();
+    let tree = &node.namespace;
+    tree.publications().collect_outgoing();
+    let link = |target: &[u8]| NodeState {
+        path: b"link".to_vec(),
+        attributes_ns: 0,
+        other_names: None,
+        attributes: NodeAttributes::default(),
+        kind: NodeKind::Symlink { target: target.to_vec() },
+    };
+    let shows = |target: &[u8]| {
+        let found = tree.standing().outgoing_at(b"link");
+        found.is_some_and(|found| matches!(found.body, OutgoingBody::Symlink(there) if there == target))
+    };
+    for is_whole in [false, true] {
+        let before = Question { at: tree.publications().names_number(), lets: false };
+        let lets = Question { lets: true, ..before };
+        if is_whole {
+            tree.mirror().settle_directory(b"", &[link(b"now")], lets).unwrap();
+        } else {
+            tree.mirror().settle_name(b"", b"link", Some(&link(b"now")), lets).unwrap();
+        }
+        tree.mirror().settle_name(b"", b"link", Some(&link(b"before")), before).unwrap();
+        assert!(shows(b"now"), "whole: {is_whole}");
+        tree.mirror().settle_directory(b"", &[], before).unwrap();
+        assert!(shows(b"now"), "whole: {is_whole}");
+        let since = Question { at: tree.publications().names_number(), lets: false };
+        tree.mirror().settle_name(b"", b"link", Some(&link(b"since")), since).unwrap();
+        assert!(shows(b"since"), "whole: {is_whole}");
+    }
+}
+
 /// Goal: a file that lost its last name here while a program had it open has a name again once the coordinator says which: another node had
 /// renamed it. Its other names were settled, too, when one could not be.
 #[test]
@@ -258,7 +294,7 @@ fn a_file_that_is_open_without_a_name_gets_the_name_that_it_has_elsewhere() {
     assert_eq!(node.names(), [] as [Vec<u8>; 0]);
     told.path = b"y".to_vec();
     let asked_at = tree.publications().names_number();
-    tree.mirror().settle_name(b"", b"y", Some(&told), asked_at).unwrap();
+    tree.mirror().settle_name(b"", b"y", Some(&told), Question { at: asked_at, lets: false }).unwrap();
     assert_eq!((node.names(), tree.nodes().path_of(attr.node)), (vec![b"y".to_vec()], Some(b"y".to_vec())));
     assert_eq!(tree.getattr(attr.node).unwrap().nlink, 1);
     tree.handles().release(open.fh).unwrap();

@@ -152,13 +152,14 @@ impl Catalog {
         release: bool,
     ) -> Result<(), Refused> {
         let promise = name.and_then(|name| self.state.borrow().leases.promise_of(holder, path, name));
+        let lease = self.state.borrow().leases.lease_of(holder, path).filter(|_| release);
         let done = || {
             let mut state = self.state.borrow_mut();
             if let (Some(name), Some(promise)) = (name, promise) {
                 state.leases.published(path, name, promise);
             }
-            if release {
-                state.leases.released(holder, path);
+            if let Some(lease) = lease {
+                state.leases.released(path, lease);
             }
         };
         let owned = name.map(<[u8]>::to_vec);

@@ -89,7 +89,15 @@ impl Lookups<'_> {
     async fn let_change(&self, from: &NodeName, look: &Look, path: &[u8]) -> Result<Looked, Refusal> {
         let Look { directory, name, .. } = look;
         for _ in 0..ROUNDS_MAX {
-            let verdict = self.catalog.lock().leases.change(from, directory, name, self.catalog.now());
+            let verdict = {
+                let mut state = self.catalog.lock();
+                // Nobody gets leave in a directory that is gone: the lease would be of the next one of its name. A removal ends the leases after
+                // it changed the tree, so one that comes now ends this lease as well.
+                if !self.is_directory(directory) {
+                    return Ok(Looked { found: None, directory: false, leave: Leave::None });
+                }
+                state.leases.change(from, directory, name, self.catalog.now())
+            };
             match verdict {
                 Verdict::Busy(holder) | Verdict::PublishFirst(holder) => {
                     self.catalog.recall(&holder, directory, Some(name), false).await?;
@@ -162,7 +170,6 @@ impl Lookups<'_> {
         if self.catalog.ask_back(holder, directory, None, true).await? {
             let leases = &mut self.catalog.lock().leases;
             promises.iter().for_each(|(name, promise)| leases.published(directory, name, *promise));
-            leases.released(holder, directory);
         }
         Ok(())
     }
@@ -275,12 +282,13 @@ impl Lookups<'_> {
         {
             found = namespace.standing().outgoing_at(&path);
         }
-        let directory = look.directory.is_empty()
-            || namespace
-                .standing()
-                .outgoing_at(&look.directory)
-                .is_some_and(|node| matches!(node.body, OutgoingBody::Directory));
+        let directory = self.is_directory(&look.directory);
         Looked { found: found.map(|node| state_of(namespace, node)), directory, leave }
+    }
+
+    fn is_directory(&self, path: &[u8]) -> bool {
+        let found = || self.catalog.cluster.namespace().standing().outgoing_at(path);
+        path.is_empty() || found().is_some_and(|node| matches!(node.body, OutgoingBody::Directory))
     }
 }
 

@@ -3,8 +3,8 @@
 //! Owns: taking in joins, beats and answers, and their consequences: asking neighbours, notifying all members, ending the rights of a lost
 //! node. Does not own: the state and its rules (`roll`, `protocol`).
 
-use super::Catalog;
 use super::roll::{Now, Replies, Todo};
+use super::{Catalog, State};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -188,7 +188,7 @@ impl Catalog {
 
     pub(super) fn join(&self, from: &NodeLife, join: Join) -> Result<Joined, Refusal> {
         let invalid = |why: String| Refusal::new(LinkErrorKind::Invalid, why);
-        let Join { life, start, address, labels, epoch, version, publication, alone } = join;
+        let Join { life, start, address, labels, epoch, version, publication, mut alone } = join;
         if life != *from {
             return Err(invalid(format!("{from} may not speak for {life}")));
         }
@@ -215,13 +215,19 @@ impl Catalog {
             state.kept.remove(from);
             self.cluster.namespace().catalog().forget_publications(from);
         }
-        // The node got its exclusive directories from another coordinator, or in an earlier start.
-        state.leases.gone(&node);
+        // Leases and promises stay: the life may have used them for names that it has not published yet. Those of an earlier life ended with it.
         state.readers.gone(&node);
+        let State { hearing, leases, .. } = &mut *state;
         // A member of the former coordinator has had its directories without a break; no other node was answered since.
-        let mut alone = if state.hearing.hears(from) { alone } else { Vec::new() };
+        let is_from_before = hearing.hears(from);
         alone.truncate(BATCH_ITEMS_MAX);
-        alone.retain(|path| !state.hearing.missed(&node, path) && state.leases.made(&node, path));
+        alone.retain(|path| {
+            if is_from_before {
+                !hearing.missed(&node, path) && leases.made(&node, path)
+            } else {
+                leases.lease_of(&node, path).is_some()
+            }
+        });
         let members = state.roll.encoded().map_err(|error| invalid(error.to_string()))?;
         let published = self.answered_until(from, &state);
         // A node that was no longer expected has to publish its present state.

@@ -24,7 +24,10 @@ impl Catalog {
         name: Option<&[u8]>,
         release: bool,
     ) -> Result<(), Refusal> {
-        let promise = name.and_then(|name| self.lock().leases.promise_of(holder, path, name));
+        let (promise, lease) = {
+            let leases = &self.lock().leases;
+            (name.and_then(|name| leases.promise_of(holder, path, name)), leases.lease_of(holder, path))
+        };
         if !self.ask_back(holder, path, name, release).await? {
             return Ok(());
         }
@@ -32,17 +35,18 @@ impl Catalog {
         if let (Some(name), Some(promise)) = (name, promise) {
             state.leases.published(path, name, promise);
         }
-        if release {
-            state.leases.released(holder, path);
+        if let Some(lease) = lease.filter(|_| release) {
+            state.leases.released(path, lease);
         }
         Ok(())
     }
 
     /// Asks a node to give back a directory that no other node wants to change: the node may have it alone again later.
     pub(super) async fn recall_for_none(&self, holder: &NodeName, path: &[u8]) -> Result<(), Refusal> {
+        let lease = self.lock().leases.lease_of(holder, path);
         if self.ask_back(holder, path, None, true).await? {
             let now = self.now();
-            self.lock().leases.rests(holder, path, now);
+            self.lock().leases.rests(path, lease, now);
         }
         Ok(())
     }

@@ -226,13 +226,14 @@ impl Calls<'_> {
             Err(error) => return Err(error),
         };
         if let Some(target) = &target {
-            if no_replace {
-                return Err(FsError::Exists);
-            }
-            if target.node == source.node {
+            if no_replace || target.node == source.node {
                 // The kernel says so of two look-ups. Of one moment it is only if the first is right still.
                 let is_still = self.look_up(old, from_name).await?.node == source.node;
-                return if is_still { Ok(Told::Done) } else { Err(FsError::Stale) };
+                return match (is_still, no_replace) {
+                    (false, _) => Err(FsError::Stale),
+                    (true, true) => Err(FsError::Exists),
+                    (true, false) => Ok(Told::Done),
+                };
             }
             match (source.kind == Kind::Directory, target.kind == Kind::Directory) {
                 (true, false) => return Err(FsError::NotDirectory),

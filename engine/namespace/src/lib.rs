@@ -91,7 +91,7 @@ pub use kept::{Kept, KeptBy};
 pub use mirror::{Mirror, Remote};
 pub use names::{NameCalls, RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use open::OpenOutcome;
-pub use outgoing::{OutgoingBody, OutgoingNode, Publications, Told};
+pub use outgoing::{OutgoingBody, OutgoingNode, Publications, Question, Told};
 pub use reclaim::Place;
 pub use record::LARGEST_FILE_BYTES;
 pub use room::{Refusals, RoomWait};

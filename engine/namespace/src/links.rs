@@ -6,6 +6,7 @@
 
 use super::hidden::path_in;
 use super::mirroring::{Mirroring, entry, parts};
+use super::outgoing::Question;
 use super::tree::Tree;
 use super::{AdoptKind, FsError, NodeId, is_hidden};
 use std::collections::BTreeSet;
@@ -33,7 +34,7 @@ impl Mirroring<'_> {
         &mut self,
         (parent, name): (NodeId, &[u8]),
         found: &NodeState,
-        asked_at: u64,
+        asked: Question,
         now_ns: i64,
     ) -> Result<(), FsError> {
         let Some(others) = &found.other_names else { return Ok(()) };
@@ -45,7 +46,7 @@ impl Mirroring<'_> {
         let mut names = BTreeSet::from([(parent, name.to_vec())]);
         for path in others.iter().take(OTHER_NAMES_MAX) {
             let (parent, name) = self.make_directories_of(path, found)?;
-            if !self.state.outgoing.is_newer(parent, name, asked_at) {
+            if !self.state.outgoing.is_passed_over(parent, name, asked) {
                 self.give_name(node, (parent, name), now_ns)?;
             }
             names.insert((parent, name.to_vec()));
@@ -54,7 +55,7 @@ impl Mirroring<'_> {
             let is_hidden = path_in(&self.state.tree, parent, &name).is_none();
             if names.contains(&(parent, name.clone()))
                 || is_hidden
-                || self.state.outgoing.is_newer(parent, &name, asked_at)
+                || self.state.outgoing.is_passed_over(parent, &name, asked)
             {
                 continue;
             }

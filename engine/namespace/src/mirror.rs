@@ -11,6 +11,7 @@ use super::catalog::Moment;
 use super::guarded::Guarded;
 use super::hidden::TORN;
 use super::mirroring::meets_made;
+use super::outgoing::Question;
 use super::{FsError, HIDDEN, NodeId};
 use std::collections::BTreeSet;
 use tidemark_protocol::cluster::wire::{NameOperation, NodeKind, NodeState};
@@ -116,8 +117,8 @@ impl Mirror<'_> {
         nameless
     }
 
-    /// Brings one name of a directory to the coordinator's state. If the name changed here after operation number `asked_at`, keeps it,
-    /// because the coordinator does not know of that change.
+    /// Brings one name of a directory to the coordinator's state. If the name changed here after the question, keeps it, because the
+    /// coordinator does not know of that change.
     ///
     /// # Errors
     /// [`FsError::NotFound`] where the directory itself is not here; those of the journal.
@@ -126,16 +127,19 @@ impl Mirror<'_> {
         directory: &[u8],
         name: &[u8],
         found: Option<&NodeState>,
-        asked_at: u64,
+        asked: Question,
     ) -> Result<(), FsError> {
         let now_ns = self.state.now_ns();
         self.state.change(|state| {
             let mut mirroring = state.mirroring(self.state.incarnation);
             let parent = mirroring.state.tree.resolve(directory)?;
-            if mirroring.state.outgoing.is_newer(parent, name, asked_at) {
+            if asked.lets {
+                mirroring.state.outgoing.note_let(parent, name);
+            }
+            if mirroring.state.outgoing.is_passed_over(parent, name, asked) {
                 return Ok(());
             }
-            mirroring.settle_name((parent, name), found, asked_at, now_ns)
+            mirroring.settle_name((parent, name), found, asked, now_ns)
         })
     }
 
@@ -148,9 +152,16 @@ impl Mirror<'_> {
         &self,
         directory: &[u8],
         found: &[NodeState],
-        asked_at: u64,
+        asked: Question,
     ) -> Result<bool, FsError> {
-        self.settle_names(directory, found, asked_at, NodeId::MAX)
+        if asked.lets {
+            self.state.look(|state| {
+                let parent = state.tree.resolve(directory)?;
+                state.outgoing.note_let(parent, b"");
+                Ok::<(), FsError>(())
+            })?;
+        }
+        self.settle_names(directory, found, asked, NodeId::MAX)
     }
 
     /// Does the same as [`Mirror::settle_directory`], but a node with a number from `made_since` on was made here since, and keeps its
@@ -159,7 +170,7 @@ impl Mirror<'_> {
         &self,
         directory: &[u8],
         found: &[NodeState],
-        asked_at: u64,
+        asked: Question,
         made_since: NodeId,
     ) -> Result<bool, FsError> {
         let now_ns = self.state.now_ns();
@@ -174,8 +185,8 @@ impl Mirror<'_> {
                 let mut settled = Ok(());
                 for told in states {
                     let name = name_of(told);
-                    if !mirroring.state.outgoing.is_newer(parent, &name, asked_at) {
-                        let result = mirroring.settle_name((parent, &name), Some(told), asked_at, now_ns);
+                    if !mirroring.state.outgoing.is_passed_over(parent, &name, asked) {
+                        let result = mirroring.settle_name((parent, &name), Some(told), asked, now_ns);
                         settled = settled.and(result);
                     }
                 }
@@ -198,12 +209,12 @@ impl Mirror<'_> {
             let surplus: Vec<_> = here.filter(|name| !names.contains(&***name)).cloned().collect();
             let mut is_one_moment = true;
             for name in surplus {
-                if mirroring.state.outgoing.is_newer(parent, &name, asked_at) {
+                if mirroring.state.outgoing.is_passed_over(parent, &name, asked) {
                     let node = mirroring.state.tree.child(parent, &name)?;
                     let file = mirroring.state.tree.node(node)?.file_id();
                     is_one_moment &= !file.is_some_and(is_found);
                 } else if !mirroring.drop_before(parent, &name, made_since, now_ns)? {
-                    mirroring.settle_name((parent, &name), None, asked_at, now_ns)?;
+                    mirroring.settle_name((parent, &name), None, asked, now_ns)?;
                 }
             }
             Ok(is_one_moment)
@@ -240,16 +251,17 @@ impl Mirror<'_> {
     /// Brings the tree to the last coordinator's: `directories` with their entries, parents first. Keeps changes made here after `told`,
     /// because that coordinator did not know of them. Returns false if a part could not be carried out or journaled.
     pub fn become_catalog(&self, directories: &[(Vec<u8>, Vec<NodeState>)], told: Moment) -> bool {
-        let mut is_complete = true;
+        let (mut is_complete, asked) = (true, Question { at: told.names, lets: false });
+        self.state.look(|state| state.outgoing.forget_lets());
         for (path, found) in directories {
             let settled = if path == HIDDEN {
                 // Everything else that this node hides, copies above all, belongs to this node only.
-                found.iter().try_for_each(|state| self.settle_name(HIDDEN, TORN, Some(state), told.names))
+                found.iter().try_for_each(|state| self.settle_name(HIDDEN, TORN, Some(state), asked))
             } else if self.state.look(|state| state.tree.resolve(path).is_err()) {
                 // The directory was removed here since, with its entries.
                 Ok(())
             } else {
-                self.settle_names(path, found, told.names, told.next).map(drop)
+                self.settle_names(path, found, asked, told.next).map(drop)
             };
             match settled {
                 Ok(()) => {}

@@ -9,7 +9,7 @@ use super::file::File;
 use super::hidden::{first_entry, is_in_sight};
 use super::mirror::Remote;
 use super::node::{Body, Directory, Node};
-use super::outgoing::attributes;
+use super::outgoing::{Question, attributes};
 use super::tree::Tree;
 use super::writer::WriterId;
 use super::xattr::Xattrs;
@@ -299,7 +299,7 @@ impl Mirroring<'_> {
         &mut self,
         (parent, name): (NodeId, &[u8]),
         found: Option<&NodeState>,
-        asked_at: u64,
+        asked: Question,
         now_ns: i64,
     ) -> Result<(), FsError> {
         let here = self.state.tree.child(parent, name).ok();
@@ -321,7 +321,7 @@ impl Mirroring<'_> {
         {
             // This node's own file: this node knows its bytes better.
             take_attributes(&mut self.state.tree, here, found, Teller::Other)?;
-            return self.settle_other_names((parent, name), found, asked_at, now_ns);
+            return self.settle_other_names((parent, name), found, asked, now_ns);
         }
         let times = self.state.tree.quietly().times(parent)?;
         if let NodeKind::File(facts) = &found.kind
@@ -333,7 +333,7 @@ impl Mirroring<'_> {
         }
         self.take_state(found, home)?;
         self.state.tree.quietly().put_back(parent, times)?;
-        self.settle_other_names((parent, name), found, asked_at, now_ns)
+        self.settle_other_names((parent, name), found, asked, now_ns)
     }
 
     /// Removes a name with everything below it. Files that a program has open live on without a name. Puts aside files that only this

@@ -64,6 +64,8 @@ pub(super) struct Unpublished {
     /// Whether the current change came from other nodes.
     muted: bool,
     recent: RecentNames,
+    /// Names that this node was let change lately; an empty name is the whole directory.
+    lets: RecentNames,
 }
 
 impl Unpublished {
@@ -82,11 +84,25 @@ struct RecentNames {
     order: VecDeque<((NodeId, Vec<u8>), u64)>,
 }
 
+/// A question to the coordinator whose answer is applied here.
+#[derive(Debug, Clone, Copy)]
+pub struct Question {
+    /// [`Publications::names_number`] before the question.
+    pub at: u64,
+    /// Whether the answer lets this node change what it is about. Nobody else changes that until this node's call is done, so answers to other
+    /// questions from before, which arrive after this one, say nothing of it.
+    pub lets: bool,
+}
+
 impl RecentNames {
     /// Notes an operation on a name. `unanswered`: the number of operations without an answer, each on two names at most. A catalog that this
     /// node takes up lacks them.
     fn note(&mut self, name: (NodeId, Vec<u8>), unanswered: usize) {
-        self.number += 1;
+        self.note_at(name, self.number + 1, unanswered);
+    }
+
+    fn note_at(&mut self, name: (NodeId, Vec<u8>), number: u64, unanswered: usize) {
+        self.number = number;
         self.last.insert(name.clone(), self.number);
         self.order.push_back((name, self.number));
         while self.order.len() > RECENT_MAX + 2 * unanswered {
@@ -447,8 +463,33 @@ impl Outgoing {
         }
     }
 
+    /// Notes that this node was let change a name, or all names of a directory (`name` is empty).
+    pub(super) fn note_let(&mut self, parent: NodeId, name: &[u8]) {
+        if let Some(untold) = &mut self.untold {
+            untold.recent.number += 1;
+            untold.lets.note_at((parent, name.to_vec()), untold.recent.number, 0);
+        }
+    }
+
+    /// Whether an answer says nothing of a name: the name changed here after the question, or the answer to another question let this node
+    /// change it since.
+    pub(super) fn is_passed_over(&self, parent: NodeId, name: &[u8], asked: Question) -> bool {
+        let is_let = |untold: &Unpublished| {
+            let since = |name: &[u8]| untold.lets.last.get(&(parent, name.to_vec())).copied();
+            since(name).max(since(b"")).is_some_and(|last| last > asked.at)
+        };
+        self.is_newer(parent, name, asked.at) || !asked.lets && self.untold.as_ref().is_some_and(is_let)
+    }
+
+    /// Forgets what this node was let change: another coordinator decides.
+    pub(super) fn forget_lets(&mut self) {
+        if let Some(untold) = &mut self.untold {
+            untold.lets = RecentNames::default();
+        }
+    }
+
     /// Whether a name changed here after operation `number`.
-    pub(super) fn is_newer(&self, parent: NodeId, name: &[u8], number: u64) -> bool {
+    fn is_newer(&self, parent: NodeId, name: &[u8], number: u64) -> bool {
         let untold = self.untold.as_ref();
         untold.is_some_and(|untold| {
             untold.recent.last.get(&(parent, name.to_vec())).is_some_and(|last| *last > number)

@@ -5,7 +5,7 @@
 
 use super::names::{ASK_AGAIN, Access, OUTAGE_WAIT};
 use super::{ANSWER_DEADLINE, Away, Cluster};
-use tidemark_namespace::FsError;
+use tidemark_namespace::{FsError, Question};
 use tidemark_protocol::cluster::wire::{Answer, Intent, Leave, Look, Looked, NodeState, ToCoordinator};
 use tidemark_transport::{LinkErrorKind, Refusal};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -84,7 +84,8 @@ impl<'a> Asking<'a> {
             // Anything but a missing name may be otherwise once this node's changes are published.
             if looked.directory && looked.found.is_none() && !matches!(looked.leave, Leave::Directory { .. })
             {
-                let settled = self.cluster.namespace.mirror().settle_name(path, name, None, asked_at);
+                let asked = Question { at: asked_at, lets: lets(&looked.leave) };
+                let settled = self.cluster.namespace.mirror().settle_name(path, name, None, asked);
                 self.settled(settled.map(|()| true), path, access)?;
                 return Ok(looked.leave);
             }
@@ -101,10 +102,11 @@ impl<'a> Asking<'a> {
             return Ok(looked.leave);
         }
         let mirror = self.cluster.namespace.mirror();
+        let asked = Question { at: asked_at, lets: lets(&looked.leave) };
         let is_one_moment = match &looked.leave {
-            Leave::Directory { entries, .. } => mirror.settle_directory(path, entries, asked_at),
+            Leave::Directory { entries, .. } => mirror.settle_directory(path, entries, asked),
             Leave::None | Leave::Known | Leave::Name => {
-                mirror.settle_name(path, name, looked.found.as_ref(), asked_at).map(|()| true)
+                mirror.settle_name(path, name, looked.found.as_ref(), asked).map(|()| true)
             }
         };
         self.settled(is_one_moment, path, access)?;
@@ -140,7 +142,8 @@ impl<'a> Asking<'a> {
         // The coordinator's answer is from its very tree, which may have changed since.
         if !self.cluster.is_coordinator() {
             let mirror = self.cluster.namespace.mirror();
-            self.settled(mirror.settle_directory(path, &found, asked_at), path, access)?;
+            let asked = Question { at: asked_at, lets: false };
+            self.settled(mirror.settle_directory(path, &found, asked), path, access)?;
         }
         Ok(Leave::None)
     }
@@ -200,6 +203,14 @@ pub(super) enum Asked {
     /// Names changed here and elsewhere meanwhile: ask again.
     OfTwoMoments,
     Away(Away),
+}
+
+/// Whether an answer lets this node change what it asked about.
+fn lets(leave: &Leave) -> bool {
+    match leave {
+        Leave::Directory { .. } | Leave::Name => true,
+        Leave::None | Leave::Known => false,
+    }
 }
 
 fn known<T>(answer: Answer<T>) -> Result<T, Asked> {

@@ -41,7 +41,8 @@ pub const REST: Duration = Duration::from_secs(8);
 /// The node or nodes that answer for a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Lease {
-    Alone(NodeName),
+    /// The number tells this lease from a later one of the same path: another directory may have the path by then.
+    Alone(NodeName, u64),
     Shared,
     /// Shared until this time, and at rest afterwards.
     SharedUntil(Duration),
@@ -89,6 +90,8 @@ pub struct Leases {
     pub moves: Moves,
     /// Number of the last promise.
     last_promise: u64,
+    /// Number of the last lease of one node alone.
+    last_lease: u64,
     /// Promises that are left before those that are over are removed.
     promises_sweep: usize,
     /// The nodes that looked a directory up, by its path, each with the time until which it may answer for it.
@@ -104,7 +107,7 @@ impl Leases {
     #[must_use]
     pub fn read(&self, from: &NodeName, directory: &[u8], name: Option<&[u8]>, now: Duration) -> Verdict {
         match self.directories.get(directory) {
-            Some(Lease::Alone(holder)) if holder != from => return Verdict::PublishFirst(holder.clone()),
+            Some(Lease::Alone(holder, _)) if holder != from => return Verdict::PublishFirst(holder.clone()),
             _ => {}
         }
         // A promised name may exist by now.
@@ -136,11 +139,12 @@ impl Leases {
         }
         let counts = |lease: &&Lease| !matches!(lease, Lease::SharedUntil(until) if *until <= now);
         match self.directories.get(directory).filter(counts) {
-            Some(Lease::Alone(holder)) if holder == from => return Verdict::Alone,
-            Some(Lease::Alone(holder)) => return Verdict::RecallFirst(holder.clone()),
+            Some(Lease::Alone(holder, _)) if holder == from => return Verdict::Alone,
+            Some(Lease::Alone(holder, _)) => return Verdict::RecallFirst(holder.clone()),
             // The asker's own promises are older than the return of the directory by all nodes.
             None if !self.has_promises(directory, from, now) => {
-                self.directories.insert(directory.to_vec(), Lease::Alone(from.clone()));
+                let lease = self.new_lease(from);
+                self.directories.insert(directory.to_vec(), lease);
                 return Verdict::Alone;
             }
             None => {
@@ -170,7 +174,7 @@ impl Leases {
         let is_shared = match self.directories.get(directory)? {
             Lease::Shared => true,
             Lease::SharedUntil(until) => *until > now,
-            Lease::Alone(_) => false,
+            Lease::Alone(..) => false,
         };
         let is_free = self.promise(directory, name, now).is_none_or(|promise| promise.node == *from)
             && self.moves.above(from, directory, now).is_none();
@@ -255,23 +259,43 @@ impl Leases {
         below.any(|(_, nodes)| nodes.iter().any(|(node, until)| node != by && *until > now))
     }
 
-    /// Marks a directory that its holder gave back as shared.
-    pub fn released(&mut self, from: &NodeName, directory: &[u8]) {
-        if let Some(lease) = self.directories.get_mut(directory)
-            && *lease == Lease::Alone(from.clone())
+    fn new_lease(&mut self, node: &NodeName) -> Lease {
+        self.last_lease += 1;
+        Lease::Alone(node.clone(), self.last_lease)
+    }
+
+    /// Returns the number of a node's lease, if it has the directory alone. To be taken before the node is asked to give the directory back;
+    /// for [`Leases::released`] and [`Leases::rests`].
+    #[must_use]
+    pub fn lease_of(&self, node: &NodeName, directory: &[u8]) -> Option<u64> {
+        match self.directories.get(directory) {
+            Some(Lease::Alone(holder, number)) if holder == node => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// Marks a directory that its holder gave back as shared. The holder may have put another directory in its place since it answered. The
+    /// holder has not given that one back, so a later lease stays.
+    pub fn released(&mut self, directory: &[u8], lease: u64) {
+        if let Some(known) = self.directories.get_mut(directory)
+            && matches!(known, Lease::Alone(_, number) if *number == lease)
         {
-            *lease = Lease::Shared;
+            *known = Lease::Shared;
         }
     }
 
     /// Marks a directory that its holder gave back without another node asking for it. The first node that changes something there
-    /// after [`REST`] holds it alone.
-    pub fn rests(&mut self, from: &NodeName, directory: &[u8], now: Duration) {
-        if let Some(lease) = self.directories.get_mut(directory)
-            && (*lease == Lease::Alone(from.clone()) || matches!(lease, Lease::SharedUntil(_)))
+    /// after [`REST`] holds it alone. A later lease stays.
+    pub fn rests(&mut self, directory: &[u8], lease: Option<u64>, now: Duration) {
+        if let Some(known) = self.directories.get_mut(directory)
+            && match known {
+                Lease::Alone(_, number) => Some(*number) == lease,
+                Lease::Shared => false,
+                // Applies to a resting directory, too: it was recalled once more.
+                Lease::SharedUntil(_) => true,
+            }
         {
-            // Applies to a resting directory, too: it was recalled once more.
-            *lease = Lease::SharedUntil(now + REST);
+            *known = Lease::SharedUntil(now + REST);
         }
     }
 
@@ -322,8 +346,11 @@ impl Leases {
 
     /// Gives a directory to the node that made it. Returns false if another node had it before.
     pub fn made(&mut self, from: &NodeName, directory: &[u8]) -> bool {
-        let lease = self.directories.entry(directory.to_vec()).or_insert_with(|| Lease::Alone(from.clone()));
-        *lease == Lease::Alone(from.clone())
+        if !self.directories.contains_key(directory) {
+            let lease = self.new_lease(from);
+            self.directories.insert(directory.to_vec(), lease);
+        }
+        self.lease_of(from, directory).is_some()
     }
 
     /// Returns the nodes other than `but` that were promised names in a directory.
@@ -340,7 +367,7 @@ impl Leases {
         self.removed(to);
         let moved = self.below(from).into_iter().filter_map(|path| {
             let lease = self.directories.get(&path)?.clone();
-            let stays = !matches!(&lease, Lease::Alone(holder) if holder != by);
+            let stays = !matches!(&lease, Lease::Alone(holder, _) if holder != by);
             stays.then(|| ([to, &path[from.len()..]].concat(), lease))
         });
         let moved: Vec<_> = moved.collect();
@@ -367,8 +394,8 @@ impl Leases {
         let below = self.below(directory).into_iter();
         below
             .filter_map(|path| match &self.directories[&path] {
-                Lease::Alone(holder) if holder != from => Some((holder.clone(), path)),
-                Lease::Alone(_) | Lease::Shared | Lease::SharedUntil(_) => None,
+                Lease::Alone(holder, _) if holder != from => Some((holder.clone(), path)),
+                Lease::Alone(..) | Lease::Shared | Lease::SharedUntil(_) => None,
             })
             .collect()
     }
@@ -384,7 +411,7 @@ impl Leases {
 
     /// Ends the leases and promises of a node that is gone: what it held alone is at rest again.
     pub fn gone(&mut self, node: &NodeName) {
-        self.directories.retain(|_, lease| *lease != Lease::Alone(node.clone()));
+        self.directories.retain(|_, lease| !matches!(lease, Lease::Alone(holder, _) if holder == node));
         self.promises.retain(|_, promise| promise.node != *node);
         self.moves.gone(node);
         self.known.retain(|_, nodes| {
@@ -438,218 +465,5 @@ fn is_below(path: &[u8], directory: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NOW: Duration = Duration::from_secs(100);
-
-    fn node(name: &str) -> NodeName {
-        name.parse().unwrap()
-    }
-
-    #[test]
-    fn the_first_is_alone_until_a_second_comes() {
-        let (a, b) = (node("a"), node("b"));
-        let mut leases = Leases::default();
-        assert_eq!(leases.change(&a, b"run", b"x", NOW), Verdict::Alone);
-        assert_eq!(leases.change(&a, b"run", b"y", NOW), Verdict::Alone);
-        assert_eq!(leases.read(&b, b"run", Some(b"x"), NOW), Verdict::PublishFirst(a.clone()));
-        assert_eq!(leases.change(&b, b"run", b"z", NOW), Verdict::RecallFirst(a.clone()));
-        leases.released(&a, b"run");
-        assert_eq!(leases.change(&b, b"run", b"z", NOW), Verdict::Promised);
-        assert_eq!(leases.change(&a, b"run", b"w", NOW), Verdict::Promised);
-    }
-
-    #[test]
-    fn who_looked_a_directory_up_is_found_before_another_changes_it_or_what_is_above_it() {
-        let (a, b, c) = (node("a"), node("b"), node("c"));
-        let looked = || {
-            let mut leases = Leases::default();
-            for (node, path) in
-                [(&a, &b"run/step"[..]), (&b, b"run/step"), (&b, b"run/step2"), (&c, b"run/step/below")]
-            {
-                assert_eq!(leases.knows(node, path, NOW), Some(NOW + KNOWN));
-            }
-            leases
-        };
-        let all = |nodes: &[&NodeName]| nodes.iter().copied().cloned().collect::<BTreeSet<_>>();
-        assert_eq!(looked().take_knowing(&a, b"run/step", NOW), all(&[&b, &c]));
-        assert_eq!(looked().take_knowing(&c, b"run", NOW), all(&[&a, &b]));
-        assert_eq!(looked().take_knowing(&c, b"run/step2/x", NOW), all(&[]));
-        assert_eq!(looked().take_knowing(&c, b"run", NOW + KNOWN), all(&[]), "they ask again by now");
-        let mut leases = looked();
-        assert!(leases.is_seen(&b, b"run", NOW) && !leases.is_seen(&b, b"run", NOW + KNOWN));
-        leases.take_knowing(&a, b"run/step", NOW);
-        assert_eq!(
-            leases.take_knowing(&c, b"run/step", NOW),
-            all(&[&a]),
-            "it knows the directory that it changed"
-        );
-        leases.knows_not(&b, b"run/step2", NOW);
-        assert!(leases.is_seen(&a, b"run", NOW), "a later look-up found it");
-        leases.knows_not(&b, b"run/step2", NOW + KNOWN);
-        assert!(!leases.is_seen(&a, b"run", NOW));
-        let mut leases = looked();
-        leases.gone(&b);
-        assert_eq!(leases.take_knowing(&a, b"", NOW), all(&[&c]));
-    }
-
-    #[test]
-    fn what_is_over_is_not_kept_and_more_than_the_limit_is_asked_about_each_time() {
-        let (a, mut leases) = (node("a"), Leases::default());
-        for number in 0..KNOWN_MAX {
-            assert!(leases.knows(&a, format!("d{number}").as_bytes(), NOW).is_some());
-        }
-        assert_eq!(leases.knows(&a, b"one more", NOW), None);
-        assert!(leases.knows(&a, b"one more", NOW + KNOWN).is_some(), "old ones make room");
-        assert_eq!((leases.known.len(), leases.known_count), (1, 1));
-        // Promises of names that were not made end with time, and are not kept for long after that.
-        leases.change(&a, b"d", b"x", NOW);
-        leases.released(&a, b"d");
-        let at_once = 100 * usize::try_from(PROMISE.as_secs()).expect("a minute");
-        for second in 0..300_u32 {
-            let now = NOW + second * Duration::from_secs(1);
-            for number in 0..100 {
-                leases.change(&a, b"d", format!("{second}-{number}.tmp").as_bytes(), now);
-            }
-            assert!(leases.promises.len() <= 2 * at_once + SWEEP_MIN, "{}", leases.promises.len());
-        }
-    }
-
-    #[test]
-    fn who_looks_to_make_a_name_is_promised_it_only_where_nobody_is_in_the_way() {
-        let (a, b) = (node("a"), node("b"));
-        let mut leases = Leases::default();
-        assert_eq!(leases.promise_if_free(&a, b"d", b"x", NOW), None, "at rest");
-        assert_eq!(leases.change(&a, b"d", b"y", NOW), Verdict::Alone);
-        assert_eq!(leases.promise_if_free(&b, b"d", b"x", NOW), None, "another node's");
-        leases.released(&a, b"d");
-        let promise = leases.promise_if_free(&b, b"d", b"x", NOW).unwrap();
-        assert_eq!(leases.promise_of(&b, b"d", b"x"), Some(promise));
-        assert_eq!(leases.promise_if_free(&a, b"d", b"x", NOW), None, "promised to another");
-        assert_eq!(leases.change(&a, b"d", b"x", NOW), Verdict::Busy(b.clone()));
-        assert_eq!(leases.take_knowing(&a, b"d", NOW), BTreeSet::from([b.clone()]), "it would make it there");
-        assert_eq!(leases.take_knowing(&b, b"d", NOW), BTreeSet::new());
-    }
-
-    #[test]
-    fn what_is_taken_back_for_no_other_node_is_somebodys_alone_again() {
-        let (a, b) = (node("a"), node("b"));
-        let mut leases = Leases::default();
-        assert_eq!(leases.change(&a, b"run", b"x", NOW), Verdict::Alone);
-        leases.rests(&a, b"run", NOW);
-        assert_eq!(leases.read(&b, b"run", Some(b"x"), NOW), Verdict::Answer);
-        // The holder would not believe yet that it has it alone.
-        assert_eq!(leases.change(&a, b"run", b"y", NOW), Verdict::Promised);
-        let mut again = leases.clone();
-        assert_eq!(leases.change(&a, b"run", b"z", NOW + REST), Verdict::Alone);
-        assert_eq!(leases.change(&b, b"run", b"z", NOW + REST), Verdict::RecallFirst(a.clone()));
-        // Recalled twice: the second time counts.
-        let later = NOW + Duration::from_secs(1);
-        again.rests(&a, b"run", later);
-        assert_eq!(again.change(&a, b"run", b"z", NOW + REST), Verdict::Promised);
-        assert_eq!(again.change(&a, b"run", b"z", later + REST), Verdict::Alone);
-    }
-
-    #[test]
-    fn what_several_change_stays_everybodys_whoever_takes_it_back() {
-        let (a, b) = (node("a"), node("b"));
-        let mut leases = Leases::default();
-        for directory in [&b"one"[..], b"two", b"three"] {
-            assert!(leases.made(&a, directory));
-        }
-        // Another came for it before.
-        leases.released(&a, b"one");
-        leases.rests(&a, b"one", NOW);
-        assert_eq!(leases.change(&a, b"one", b"x", NOW + 2 * PROMISE), Verdict::Promised);
-        // Another is at work there when it would be at rest.
-        leases.rests(&a, b"two", NOW);
-        assert_eq!(leases.change(&b, b"two", b"x", NOW), Verdict::Promised);
-        assert_eq!(leases.change(&a, b"two", b"x", NOW + REST), Verdict::Busy(b.clone()));
-        assert_eq!(leases.change(&a, b"two", b"y", NOW + 2 * PROMISE), Verdict::Promised);
-        // A directory that another has by now is not taken from it.
-        leases.gone(&a);
-        assert_eq!(leases.change(&b, b"three", b"x", NOW), Verdict::Alone);
-        leases.rests(&a, b"three", NOW);
-        assert_eq!(leases.change(&b, b"three", b"x", NOW), Verdict::Alone);
-    }
-
-    #[test]
-    fn of_two_that_want_one_name_the_second_waits_for_the_first() {
-        let (a, b) = (node("a"), node("b"));
-        let mut leases = Leases::default();
-        assert_eq!(leases.change(&a, b"d", b"first", NOW), Verdict::Alone);
-        leases.released(&a, b"d");
-        assert_eq!(leases.change(&a, b"d", b"x", NOW), Verdict::Promised);
-        assert_eq!(leases.change(&b, b"d", b"x", NOW), Verdict::Busy(a.clone()));
-        assert_eq!(leases.read(&b, b"d", Some(b"x"), NOW), Verdict::PublishFirst(a.clone()));
-        let asked = leases.promise_of(&a, b"d", b"x").unwrap();
-        // It answers, and before its answer arrives it asks for the name again.
-        assert_eq!(leases.change(&a, b"d", b"x", NOW), Verdict::Promised);
-        leases.published(b"d", b"x", asked);
-        assert_eq!(leases.change(&b, b"d", b"x", NOW), Verdict::Busy(a.clone()), "the later promise stands");
-        leases.published_at(&b, b"d/x");
-        let asked = leases.promise_of(&a, b"d", b"x").unwrap();
-        leases.published(b"d", b"x", asked);
-        assert_eq!(leases.change(&b, b"d", b"x", NOW), Verdict::Promised);
-        // A promise ends even if its node publishes nothing.
-        assert_eq!(leases.change(&a, b"d", b"x", NOW + PROMISE), Verdict::Promised);
-    }
-
-    #[test]
-    fn what_a_node_held_is_free_when_it_is_gone() {
-        let (a, b) = (node("a"), node("b"));
-        let mut leases = Leases::default();
-        assert_eq!(leases.change(&a, b"run", b"x", NOW), Verdict::Alone);
-        leases.made(&a, b"run/step");
-        assert_eq!(leases.change(&b, b"run/step", b"f", NOW), Verdict::RecallFirst(a.clone()));
-        leases.gone(&a);
-        assert_eq!(leases.change(&b, b"run/step", b"f", NOW), Verdict::Alone);
-    }
-
-    #[test]
-    fn who_renames_a_directory_goes_on_having_it_alone() {
-        let (a, b) = (node("a"), node("b"));
-        let mut leases = Leases::default();
-        for directory in [&b"run/.new"[..], b"run/.new/below", b"run/.newer"] {
-            assert!(leases.made(&a, directory));
-        }
-        leases.renamed(&a, b"run/.new", b"run/last");
-        assert_eq!(leases.change(&b, b"run/last", b"x", NOW), Verdict::RecallFirst(a.clone()));
-        assert_eq!(leases.change(&b, b"run/last/below", b"x", NOW), Verdict::RecallFirst(a.clone()));
-        assert_eq!(leases.change(&b, b"run/.newer", b"x", NOW), Verdict::RecallFirst(a.clone()));
-        // The old name is a new directory.
-        assert_eq!(leases.change(&b, b"run/.new", b"x", NOW), Verdict::Alone);
-        // Node a did not wait for what b holds: b is asked again.
-        leases.renamed(&a, b"run/.new", b"run/other");
-        assert_eq!(leases.change(&a, b"run/other", b"x", NOW), Verdict::Alone);
-    }
-
-    #[test]
-    fn who_may_know_more_of_a_directory_holds_it_or_was_promised_a_name_there() {
-        let (a, b, c) = (node("a"), node("b"), node("c"));
-        let mut leases = Leases::default();
-        assert!(leases.made(&a, b"run/step/part"));
-        assert!(leases.made(&c, b"run/other"));
-        leases.change(&a, b"run/step", b"x", NOW);
-        leases.released(&a, b"run/step");
-        leases.change(&b, b"run/step", b"y", NOW);
-        let knowing = leases.knowing_below(&c, b"run/step", NOW);
-        assert_eq!(knowing, BTreeSet::from([a.clone(), b.clone()]));
-        leases.published_at(&b, b"run/step/y");
-        assert_eq!(leases.knowing_below(&c, b"run/step", NOW), BTreeSet::from([a.clone()]));
-        assert_eq!(leases.knowing_below(&a, b"run/step", NOW), BTreeSet::new());
-    }
-
-    #[test]
-    fn a_directory_that_moves_takes_everybody_out_of_it() {
-        let (a, b) = (node("a"), node("b"));
-        let mut leases = Leases::default();
-        leases.made(&a, b"run/step");
-        leases.made(&b, b"run/step/deep");
-        leases.made(&b, b"run/step2");
-        assert_eq!(leases.holders_below(&a, b"run/step"), vec![(b.clone(), b"run/step/deep".to_vec())]);
-        leases.removed(b"run/step");
-        assert_eq!(leases.holders_below(&a, b"run"), vec![(b, b"run/step2".to_vec())]);
-    }
-}
+#[path = "leases_test.rs"]
+mod tests;
