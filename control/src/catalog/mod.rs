@@ -6,6 +6,7 @@
 //! | `recall` | asking a node to publish, and to give directories back |
 //! | `hear` | making every node publish its pending changes |
 //! | `take` | taking publications in |
+//! | `term` | the end of the term, after which nobody is answered |
 //! | `roll` | the members, and which node keeps whose copies |
 //! | `members` | joins, beats and verdicts, and what follows from them |
 //! | `whereabouts` | which nodes have which bytes |
@@ -27,9 +28,11 @@ mod removed;
 mod roll;
 mod succeed;
 mod take;
+mod term;
 mod whereabouts;
 
 pub use roll::Terms;
+pub use term::Term;
 
 use hear::Heard;
 use keep::Keeping;
@@ -66,8 +69,7 @@ pub struct Catalog {
     cluster: Arc<Cluster>,
     epoch: Epoch,
     started: Instant,
-    /// When the term ends, as far as it is renewed; none where it does not end.
-    leads_until: Mutex<Option<Instant>>,
+    pub term: Term,
     /// The presence of the coordinator's own node.
     presence: Arc<Presence>,
     state: Mutex<State>,
@@ -148,7 +150,7 @@ impl Catalog {
             cluster,
             epoch,
             started,
-            leads_until: Mutex::default(),
+            term: Term::default(),
             presence,
             state: Mutex::new(state),
             keeping: Keeping::default(),
@@ -199,22 +201,6 @@ impl Catalog {
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
-    }
-
-    /// Sets when the term ends, as far as it is renewed. From then on nobody is answered: another coordinator may decide. So an answer need
-    /// not ask etcd who leads.
-    pub fn leads_until(&self, until: Option<Instant>) {
-        *self.leads_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
-    }
-
-    /// Refuses an answer that was made too late. A process may be stopped at any moment, and the task that gives the role up runs later.
-    fn check_term(&self) -> Result<(), Refusal> {
-        let until = *self.leads_until.lock().unwrap_or_else(PoisonError::into_inner);
-        if until.is_none_or(|until| Instant::now() < until) {
-            return Ok(());
-        }
-        let why = format!("the term of the coordinator of epoch {} is over; ask again", self.epoch);
-        Err(Refusal::new(LinkErrorKind::Unavailable, why))
     }
 
     /// Returns the numbers of answers since the start.
@@ -332,7 +318,7 @@ impl Authority for Catalog {
             }
         };
         // Afterwards: what was read of the tree before this was read within the term.
-        self.check_term()?;
+        self.term.check(self.epoch)?;
         answer.map_err(|error: WireError| Refusal::new(LinkErrorKind::Invalid, error.to_string()))
     }
 }

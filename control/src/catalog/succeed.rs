@@ -75,6 +75,53 @@ impl Legacy {
         }
         Self { stored, kept }
     }
+
+    /// Begins an epoch after the coordinator that left this: this node's tree becomes that one's catalog, and is published to the other
+    /// nodes from then on. `terms.stored` is set here. Takes seconds with a large catalog, and is not to be broken off meanwhile: `settling`
+    /// is kept until it is done.
+    pub async fn take_up(
+        self,
+        cluster: &Arc<Cluster>,
+        epoch: Epoch,
+        presence: Arc<Presence>,
+        terms: Terms,
+        settling: impl Send + 'static,
+    ) -> TakenUp {
+        let tree = Arc::clone(cluster.namespace());
+        let Self { stored, mut kept } = self.without_older(cluster.said().kept_step());
+        if let Some(kept) = &mut kept {
+            let of = kept.mark.epoch;
+            // By its own tree where it was that coordinator itself.
+            let of_own = tree.catalog().catalog_of() == Some(of);
+            let further = if of_own { 0 } else { cluster.said().ahead_ns(of).unwrap_or(0) };
+            kept.ahead_ns = kept.mark.ahead_ns.saturating_add(further);
+            tracing::info!(%epoch, %of, "the catalog of before is in etcd");
+        }
+        cluster.saw_epoch(epoch);
+        let before = Before::of(tree.catalog().catalog_of(), stored.epoch, kept);
+        let kept_until = match &before {
+            Before::Kept(kept) => kept.published().get(&cluster.life).copied(),
+            Before::Own(_) | Before::Nothing => None,
+        };
+        let told = cluster.told_until(kept_until);
+        let taking = Arc::clone(&tree);
+        let taken = tokio::task::spawn_blocking(move || {
+            let _settling = settling;
+            let is_complete = before.become_tree_of(&taking, told);
+            (before, is_complete)
+        });
+        let (before, is_complete) = taken.await.expect("taking a catalog up does not panic");
+        let terms = Terms { stored, ..terms };
+        let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before, is_complete);
+        let taken = TakenUp { catalog, before, is_complete };
+        if !taken.knows() {
+            // Changes of names from now on also apply to Tier-3's names, once they are here.
+            tree.adoption().carry_names();
+        }
+        // From here on this tree is published to other nodes.
+        tree.publications().lead_outgoing(false);
+        taken
+    }
 }
 
 /// A coordinator whose node's tree has become the catalog of before.
@@ -146,53 +193,6 @@ pub(super) struct Hearing {
 }
 
 impl Catalog {
-    /// Begins an epoch after the coordinator that left `legacy`: this node's tree becomes that one's catalog, and is published to the other
-    /// nodes from then on. `terms.stored` is set here. Takes seconds with a large catalog, and is not to be broken off meanwhile: `settling`
-    /// is kept until it is done.
-    pub async fn take_up(
-        cluster: &Arc<Cluster>,
-        epoch: Epoch,
-        legacy: Legacy,
-        presence: Arc<Presence>,
-        terms: Terms,
-        settling: impl Send + 'static,
-    ) -> TakenUp {
-        let tree = Arc::clone(cluster.namespace());
-        let Legacy { stored, mut kept } = legacy.without_older(cluster.said().kept_step());
-        if let Some(kept) = &mut kept {
-            let of = kept.mark.epoch;
-            // By its own tree where it was that coordinator itself.
-            let of_own = tree.catalog().catalog_of() == Some(of);
-            let further = if of_own { 0 } else { cluster.said().ahead_ns(of).unwrap_or(0) };
-            kept.ahead_ns = kept.mark.ahead_ns.saturating_add(further);
-            tracing::info!(%epoch, %of, "the catalog of before is in etcd");
-        }
-        cluster.saw_epoch(epoch);
-        let before = Before::of(tree.catalog().catalog_of(), stored.epoch, kept);
-        let kept_until = match &before {
-            Before::Kept(kept) => kept.published().get(&cluster.life).copied(),
-            Before::Own(_) | Before::Nothing => None,
-        };
-        let told = cluster.told_until(kept_until);
-        let taking = Arc::clone(&tree);
-        let taken = tokio::task::spawn_blocking(move || {
-            let _settling = settling;
-            let is_complete = before.become_tree_of(&taking, told);
-            (before, is_complete)
-        });
-        let (before, is_complete) = taken.await.expect("taking a catalog up does not panic");
-        let terms = Terms { stored, ..terms };
-        let catalog = Self::succeed(Arc::clone(cluster), epoch, presence, terms, &before, is_complete);
-        let taken = TakenUp { catalog, before, is_complete };
-        if !taken.knows() {
-            // Changes of names from now on also apply to Tier-3's names, once they are here.
-            tree.adoption().carry_names();
-        }
-        // From here on this tree is published to other nodes.
-        tree.publications().lead_outgoing(false);
-        taken
-    }
-
     /// Makes the coordinator of an epoch that follows another. `terms` hold the former members, and `before` the known catalog of the last
     /// coordinator. `is_complete`: this node's tree has become all of it. A tree that has not is not taken for the catalog later.
     #[must_use]

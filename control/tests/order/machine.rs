@@ -231,7 +231,7 @@ impl Candidate {
         let (name, etcd) = (&self.machine.name, &self.machine.etcd);
         loop {
             if let Some(catalog) = &*self.leading() {
-                catalog.leads_until(Some(sent + TERM));
+                catalog.term.lasts_until(Some(sent + TERM));
             }
             tokio::time::sleep(RENEW_EVERY).await;
             let trying = Instant::now();
@@ -260,7 +260,7 @@ impl Candidate {
             }
         };
         let (legacy, presence) = (Legacy { stored, kept }, Arc::clone(&self.presence));
-        let taken = Catalog::take_up(cluster, epoch, legacy, presence, Terms::default(), ()).await;
+        let taken = legacy.take_up(cluster, epoch, presence, Terms::default(), ()).await;
         let (knows, TakenUp { catalog, before, is_complete }) = (taken.knows(), taken);
         *self.leading() = Some(Arc::clone(&catalog));
         cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));

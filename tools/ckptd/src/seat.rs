@@ -248,7 +248,7 @@ impl Candidate {
         self.daemon.node.shared().drain.set_epoch(epoch, false);
         let (presence, terms) = (Arc::clone(&self.presence), self.terms.clone());
         let settling = Arc::clone(&self.settling).lock_owned().await;
-        let taken = Catalog::take_up(&self.cluster, epoch, legacy, presence, terms, settling).await;
+        let taken = legacy.take_up(&self.cluster, epoch, presence, terms, settling).await;
         let (knows, TakenUp { catalog, before, is_complete }) = (taken.knows(), taken);
         // The lease is lost if the receiver is gone; then this ends, too.
         let _ = keeping.send(Arc::clone(&catalog));
@@ -350,7 +350,7 @@ async fn keep(lease: &mut EtcdLease, mut coming: oneshot::Receiver<Arc<Catalog>>
     loop {
         let until = lease.until();
         if let Some((catalog, _)) = &members {
-            catalog.leads_until(until.map(Into::into));
+            catalog.term.lasts_until(until.map(Into::into));
         }
         let turn = async {
             let waits = members.is_none();

@@ -13,11 +13,13 @@
 //!
 //! Time is an argument: milliseconds of the coordinator's monotonic clock. No other clock is ever compared with it.
 
+mod inquiry;
 mod refuse;
 mod verdict;
 mod view;
 mod wire;
 
+pub use inquiry::Inquiry;
 pub use refuse::{Cure, Refusal};
 pub use verdict::{Change, Command, Farewell, Proof, Suspicion, Verdict};
 pub use view::{Coordinator, View};
@@ -117,15 +119,6 @@ pub enum Standing {
         since_ms: u64,
         proof: Proof,
     },
-}
-
-/// An open question about a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Inquiry {
-    question: u64,
-    asked: Vec<NodeName>,
-    unheard: Vec<NodeName>,
-    until_ms: u64,
 }
 
 /// A node, as the coordinator knows it.
@@ -511,7 +504,7 @@ impl Membership {
                             (*open, *confirmed_ms) = (inquiry, now_ms);
                         }
                         Some(Standing::Suspect(open)) => {
-                            *open = inquiry.unwrap_or_else(|| nobody_asked(now_ms))
+                            *open = inquiry.unwrap_or_else(|| Inquiry::of_nobody(now_ms))
                         }
                         _ => {}
                     }
@@ -532,7 +525,7 @@ impl Membership {
     fn suspect(&mut self, node: &NodeName, why: Suspicion, now_ms: u64, todo: &mut Vec<Command>) {
         let Some(life) = self.members.get(node).map(|member| member.life.clone()) else { return };
         todo.push(Command::Tell(Change { life, verdict: Verdict::Suspect(why) }));
-        let inquiry = self.ask(node, now_ms, todo).unwrap_or_else(|| nobody_asked(now_ms));
+        let inquiry = self.ask(node, now_ms, todo).unwrap_or_else(|| Inquiry::of_nobody(now_ms));
         if let Some(member) = self.members.get_mut(node) {
             member.standing = Standing::Suspect(inquiry);
         }
@@ -567,11 +560,6 @@ impl Membership {
         todo.push(Command::Place);
         Some(())
     }
-}
-
-/// Returns the inquiry where nobody can be asked.
-fn nobody_asked(now_ms: u64) -> Inquiry {
-    Inquiry { question: 0, asked: vec![], unheard: vec![], until_ms: now_ms }
 }
 
 /// Facts about the other nodes that a verdict on a member needs.
@@ -680,19 +668,6 @@ impl Member {
                 is_over.then_some(Due::ForGood(Farewell::TimeOut { gone_ms }))
             }
         }
-    }
-}
-
-impl Inquiry {
-    /// Returns the proof that neighbours did not hear the node: either all of them, or those that answered in time.
-    fn proof(&self, now_ms: u64) -> Option<Proof> {
-        let all = self.unheard.len() == self.asked.len();
-        let proven = !self.unheard.is_empty() && (all || now_ms >= self.until_ms);
-        proven.then(|| Proof::Neighbours {
-            asked: self.asked.len(),
-            unheard: self.unheard.clone(),
-            within_ms: ANSWER_MS,
-        })
     }
 }
 
