@@ -296,6 +296,7 @@ impl Catalog {
                 Ok(()) => {
                     self.keeping.trouble(None);
                     self.keeping.last_step.store(step.mark.number, Ordering::Relaxed);
+                    self.cluster.said().took_step(step.mark.step());
                     script.made();
                 }
                 Err(StepError::Changed(why)) => return Err(why),

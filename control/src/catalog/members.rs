@@ -95,8 +95,25 @@ pub(super) struct Outbox {
     asks: Vec<(NodeName, Ask)>,
     /// Directories to be given back by their holders, although no node has asked for them.
     pub(super) recalls: BTreeSet<(NodeName, Vec<u8>)>,
+    /// Those of them that are on their way.
+    recalling: BTreeSet<(NodeName, Vec<u8>)>,
     /// Nodes that have to ask again about what earlier answers allowed.
     pub(super) forgets: BTreeSet<NodeName>,
+}
+
+impl Outbox {
+    /// Takes all messages. The recalls among them count as on their way.
+    fn take(&mut self) -> Self {
+        let mut recalling = std::mem::take(&mut self.recalling);
+        recalling.extend(self.recalls.iter().cloned());
+        std::mem::replace(self, Self { recalling, ..Self::default() })
+    }
+
+    /// Whether a directory is to be given back by a node, or is being so.
+    fn recalls_from(&self, node: &NodeName, directory: &[u8]) -> bool {
+        let recall = (node.clone(), directory.to_vec());
+        self.recalls.contains(&recall) || self.recalling.contains(&recall)
+    }
 }
 
 impl Catalog {
@@ -217,7 +234,7 @@ impl Catalog {
         }
         // Leases and promises stay: the life may have used them for names that it has not published yet. Those of an earlier life ended with it.
         state.readers.gone(&node);
-        let State { hearing, leases, .. } = &mut *state;
+        let State { hearing, leases, outbox, .. } = &mut *state;
         // A member of the former coordinator has had its directories without a break; no other node was answered since.
         let is_from_before = hearing.hears(from);
         alone.truncate(BATCH_ITEMS_MAX);
@@ -225,7 +242,8 @@ impl Catalog {
             if is_from_before {
                 !hearing.missed(&node, path) && leases.made(&node, path)
             } else {
-                leases.lease_of(&node, path).is_some()
+                // Others know of names there that this node does not.
+                leases.lease_of(&node, path).is_some() && !outbox.recalls_from(&node, path)
             }
         });
         let members = state.roll.encoded().map_err(|error| invalid(error.to_string()))?;
@@ -278,7 +296,7 @@ impl Catalog {
             if self.follows_one_of_its_name() {
                 self.begin();
             }
-            let Outbox { asks, recalls, forgets } = std::mem::take(&mut self.lock().outbox);
+            let Outbox { asks, recalls, forgets, .. } = self.lock().outbox.take();
             if !forgets.is_empty() {
                 let cluster = Arc::clone(&self.cluster);
                 // A node that does not answer asks by itself after a moment.
@@ -287,10 +305,13 @@ impl Catalog {
             for (holder, directory) in recalls {
                 let catalog = Arc::clone(&self);
                 tokio::spawn(async move {
-                    if let Err(refusal) = catalog.recall_for_none(&holder, &directory).await {
+                    let result = catalog.recall_for_none(&holder, &directory).await;
+                    let (outbox, recall) = (&mut catalog.lock().outbox, (holder, directory));
+                    outbox.recalling.remove(&recall);
+                    if let Err(refusal) = result {
                         tracing::debug!(%refusal, "a directory with names that its holder does not know is not given back yet");
                         // Again with the next tick, until the directory is given back, or its holder is gone.
-                        catalog.lock().outbox.recalls.insert((holder, directory));
+                        outbox.recalls.insert(recall);
                     }
                 });
             }

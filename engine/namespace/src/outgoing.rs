@@ -89,7 +89,7 @@ struct RecentNames {
 pub struct Question {
     /// [`Publications::names_number`] before the question.
     pub at: u64,
-    /// Whether the answer lets this node change what it is about. Nobody else changes that until this node's call is done, so answers to other
+    /// Whether the answer lets this node change what it is about. Who wants to change that waits for this node's call, so answers to other
     /// questions from before, which arrive after this one, say nothing of it.
     pub lets: bool,
 }

@@ -91,8 +91,8 @@ impl GivenBack {
 #[derive(Debug)]
 struct Holding {
     at_work: u32,
-    /// Whether the directory is being given back: no new call may begin.
-    recalled: bool,
+    /// The number of recalls under way, which give the directory back: no new call may begin.
+    recalls: u32,
     /// The directories above, which cannot move while this one is held.
     above: Vec<NodeId>,
     /// When another node was last answered about a name in the directory.
@@ -122,12 +122,12 @@ impl Names {
         }
         if let Some(holding) = held.directories.get_mut(&node) {
             holding.seen_at = seen_at.or(holding.seen_at);
-            return true;
+            return holding.recalls == 0;
         }
         for parent in &above {
             *held.above.entry(*parent).or_insert(0) += 1;
         }
-        held.directories.insert(node, Holding { at_work: 0, recalled: false, above, seen_at });
+        held.directories.insert(node, Holding { at_work: 0, recalls: 0, above, seen_at });
         true
     }
 
@@ -154,7 +154,7 @@ impl Names {
 
     pub(super) fn holds_all(&self, nodes: &[NodeId]) -> bool {
         let held = self.lock();
-        nodes.iter().all(|node| held.directories.get(node).is_some_and(|holding| !holding.recalled))
+        nodes.iter().all(|node| held.directories.get(node).is_some_and(|holding| holding.recalls == 0))
     }
 
     /// Whether a directory is where it was: one above a held directory cannot move, and this node hears of a change of one that it looked
@@ -166,13 +166,15 @@ impl Names {
             || held.remembered.knows(node, Instant::now())
     }
 
-    /// Lets no new call begin in a directory, and waits up to [`WORK_MAX`] for calls at work.
-    pub(super) async fn recall(&self, node: NodeId) {
+    /// Lets no new call begin in a directory, and waits up to [`WORK_MAX`] for calls at work. Calls may begin again once what is returned is
+    /// dropped, unless the directory was given back by then.
+    pub(super) async fn recall(&self, node: NodeId) -> Recall<'_> {
+        let recall = Recall { names: self, node };
         let last = {
             let mut held = self.lock();
             held.given_back.note(node);
             if let Some(holding) = held.directories.get_mut(&node) {
-                holding.recalled = true;
+                holding.recalls += 1;
             }
             held.last_ticket
         };
@@ -184,6 +186,7 @@ impl Names {
                 })
         })
         .await;
+        recall
     }
 
     /// Waits until no such call is at work any more, up to [`WORK_MAX`].
@@ -288,7 +291,7 @@ impl Names {
         held.into_iter().filter_map(|node| namespace.nodes().path_of(node)).collect()
     }
 
-    /// Forgets all held directories but these, which a new coordinator lets this node hold on.
+    /// Forgets all held directories but these, which the coordinator lets this node hold on.
     pub(super) fn keep_alone(&self, namespace: &Namespace, paths: &[Vec<u8>]) {
         let kept: HashSet<NodeId> = paths.iter().filter_map(|path| namespace.nodes().node_at(path)).collect();
         let mut held = self.lock();
@@ -310,10 +313,32 @@ impl Names {
     }
 }
 
+/// A recall under way. A recall that failed gave nothing back, and nobody may come with another one.
+#[derive(Debug)]
+pub(super) struct Recall<'a> {
+    names: &'a Names,
+    node: NodeId,
+}
+
+impl Recall<'_> {
+    /// Records that this node no longer holds the directory alone.
+    pub(super) fn give_back(self) {
+        self.names.forget(self.node);
+    }
+}
+
+impl Drop for Recall<'_> {
+    fn drop(&mut self) {
+        if let Some(holding) = self.names.lock().directories.get_mut(&self.node) {
+            holding.recalls = holding.recalls.saturating_sub(1);
+        }
+    }
+}
+
 impl Held {
     fn enter(&mut self, node: NodeId) -> bool {
         match self.directories.get_mut(&node) {
-            Some(holding) if !holding.recalled => {
+            Some(holding) if holding.recalls == 0 => {
                 holding.at_work += 1;
                 true
             }
@@ -364,4 +389,25 @@ fn directories_above(namespace: &Namespace, node: NodeId) -> Vec<NodeId> {
         at = parent;
     }
     above
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn after_a_recall_that_failed_calls_begin_again_unless_another_one_is_under_way() {
+        let names = Names::default();
+        let holding = Holding { at_work: 0, recalls: 0, above: Vec::new(), seen_at: None };
+        names.lock().directories.insert(7, holding);
+        let (one, other) = (names.recall(7).await, names.recall(7).await);
+        assert!(!names.enter(7));
+        drop(one);
+        assert!(!names.enter(7), "the other one waits for no call that begins now");
+        drop(other);
+        assert!(names.enter(7));
+        names.leave(7);
+        names.recall(7).await.give_back();
+        assert!(!names.enter(7));
+    }
 }

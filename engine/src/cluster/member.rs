@@ -72,7 +72,7 @@ pub async fn follow(cluster: Arc<Cluster>, presence: Arc<Presence>) {
 /// Joins and beats. Returns when the coordinator no longer knows this node, or another node is the coordinator.
 async fn stay(cluster: &Cluster, presence: &Presence) {
     publisher::tell_nothing(cluster).await;
-    // With the join the coordinator begins this node's record anew.
+    // What the coordinator remembers of this node may be another's record.
     cluster.names.forget_answers();
     let answered = cluster.namespace.publications().last_answered();
     let join = Join {
@@ -104,7 +104,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     let epoch = joined.admit.epoch;
     let Some(members) = understood(&joined.members) else { return };
     tracing::info!(%epoch, members = members.members.len(), "joined");
-    // The coordinator's record of this node has begun again: only the directories that it granted now stay held.
+    // Only the directories that it granted now stay held.
     cluster.names.keep_alone(&cluster.namespace, &joined.alone);
     cluster.joined.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
     cluster.tried_to_join(None);

@@ -1,4 +1,4 @@
-//! What the coordinators that this node followed said in their answers to beats.
+//! What this node knows from the coordinators that it followed, and as one itself: their answers to beats say it.
 //!
 //! Owns: how this node's clock differs from theirs, how far etcd kept their catalogs. Does not own: sending beats (`member`), what a
 //! successor does with it (control).
@@ -32,9 +32,14 @@ impl Said {
         let mut heard = self.lock();
         let least = heard.ahead_ns.filter(|(of, _)| *of == epoch).map_or(seen, |(_, least)| least.min(seen));
         heard.ahead_ns = Some((epoch, least));
-        if beaten.kept_step > 0 {
-            heard.step = heard.step.max(Some(StepNumber { epoch, number: beaten.kept_step }));
-        }
+        drop(heard);
+        self.took_step(StepNumber { epoch, number: beaten.kept_step });
+    }
+
+    /// Records that etcd has taken a step, of this node as the coordinator or of another; number 0 is none.
+    pub fn took_step(&self, step: StepNumber) {
+        let mut heard = self.lock();
+        heard.step = heard.step.max((step.number > 0).then_some(step));
     }
 
     /// Returns how many nanoseconds this node's clock is ahead of the clock of that epoch's coordinator; none before its first answer.

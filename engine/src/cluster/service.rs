@@ -138,8 +138,8 @@ async fn recall(
     if release {
         cluster.names.forget_answers();
     }
-    let node = cluster.namespace.nodes().node_at(path);
-    if let Some(node) = node
+    let mut recalled = None;
+    if let Some(node) = cluster.namespace.nodes().node_at(path)
         && (release || name.is_some())
     {
         // Waits for calls at work in the directory, or on the name.
@@ -147,7 +147,7 @@ async fn recall(
             cluster.names.settle(&(node, name)).await;
         }
         if release {
-            cluster.names.recall(node).await;
+            recalled = Some(cluster.names.recall(node).await);
         }
     }
     cluster.namespace.publications().tell_begun();
@@ -155,8 +155,8 @@ async fn recall(
         .publish_unkept()
         .await
         .map_err(|away| Refusal::new(LinkErrorKind::Unavailable, format!("it cannot publish: {away}")))?;
-    if let (true, Some(node)) = (release, node) {
-        cluster.names.forget(node);
+    if let Some(recalled) = recalled {
+        recalled.give_back();
     }
     Ok(())
 }

@@ -176,7 +176,7 @@ impl Candidate {
         let (keeping, kept) = oneshot::channel();
         // Apart, since it works for seconds on a large catalog, and the lease is to be renewed meanwhile.
         let mut reign = JoinSet::new();
-        reign.spawn(self.clone().reign(epoch, stored, keeping));
+        reign.spawn(self.clone().reign(epoch, lease.until(), stored, keeping));
         let why = tokio::select! {
             why = keep(lease, kept) => why,
             Some(ended) = reign.join_next() => match ended {
@@ -241,7 +241,13 @@ impl Candidate {
     }
 
     /// Takes the coordinator role, and does a coordinator's work until dropped.
-    async fn reign(self, epoch: Epoch, stored: MemberList, keeping: Keeping) -> std::convert::Infallible {
+    async fn reign(
+        self,
+        epoch: Epoch,
+        until: Option<Instant>,
+        stored: MemberList,
+        keeping: Keeping,
+    ) -> std::convert::Infallible {
         let began = Instant::now();
         let log = Arc::new(EtcdCatalog::new(self.etcd.clone(), epoch));
         let legacy = Legacy { stored, kept: self.kept(&log).await };
@@ -250,6 +256,8 @@ impl Candidate {
         let settling = Arc::clone(&self.settling).lock_owned().await;
         let taken = legacy.take_up(&self.cluster, epoch, presence, terms, settling).await;
         let (knows, TakenUp { catalog, before, is_complete }) = (taken.knows(), taken);
+        // Who renews the lease sets a later end.
+        catalog.term.lasts_until(until.map(Into::into));
         // The lease is lost if the receiver is gone; then this ends, too.
         let _ = keeping.send(Arc::clone(&catalog));
         self.cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));

@@ -41,7 +41,7 @@ pub const REST: Duration = Duration::from_secs(8);
 /// The node or nodes that answer for a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Lease {
-    /// The number tells this lease from a later one of the same path: another directory may have the path by then.
+    /// The number tells this grant from a later one of the same path: another directory may have the path by then.
     Alone(NodeName, u64),
     Shared,
     /// Shared until this time, and at rest afterwards.
@@ -139,7 +139,12 @@ impl Leases {
         }
         let counts = |lease: &&Lease| !matches!(lease, Lease::SharedUntil(until) if *until <= now);
         match self.directories.get(directory).filter(counts) {
-            Some(Lease::Alone(holder, _)) if holder == from => return Verdict::Alone,
+            // A new number: the holder may be giving back what it was granted before.
+            Some(Lease::Alone(holder, _)) if holder == from => {
+                let lease = self.new_lease(from);
+                self.directories.insert(directory.to_vec(), lease);
+                return Verdict::Alone;
+            }
             Some(Lease::Alone(holder, _)) => return Verdict::RecallFirst(holder.clone()),
             // The asker's own promises are older than the return of the directory by all nodes.
             None if !self.has_promises(directory, from, now) => {

@@ -214,6 +214,11 @@ fn who_gives_a_directory_back_keeps_the_one_that_took_its_place() {
     leases.released(b"run", asked);
     leases.rests(b"run", Some(asked), NOW);
     assert_eq!(leases.change(&b, b"run", b"x", NOW), Verdict::RecallFirst(a.clone()));
+    // It asks again while its answer is on the way.
+    let asked = leases.lease_of(&a, b"run").unwrap();
+    assert_eq!(leases.change(&a, b"run", b"y", NOW), Verdict::Alone);
+    leases.released(b"run", asked);
+    assert_eq!(leases.change(&b, b"run", b"x", NOW), Verdict::RecallFirst(a.clone()));
 }
 
 #[test]

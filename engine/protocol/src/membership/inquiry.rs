@@ -12,12 +12,14 @@ pub struct Inquiry {
     pub(super) asked: Vec<NodeName>,
     pub(super) unheard: Vec<NodeName>,
     pub(super) until_ms: u64,
+    /// When the first of these questions was asked.
+    pub(super) began_ms: u64,
 }
 
 impl Inquiry {
     /// Makes the inquiry where nobody can be asked.
     pub(super) fn of_nobody(now_ms: u64) -> Self {
-        Self { question: 0, asked: vec![], unheard: vec![], until_ms: now_ms }
+        Self { question: 0, asked: vec![], unheard: vec![], until_ms: now_ms, began_ms: now_ms }
     }
 
     /// Returns the proof that neighbours did not hear the node: either all of them, or those that answered in time.

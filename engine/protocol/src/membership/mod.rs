@@ -51,7 +51,7 @@ pub const NEIGHBOURS: usize = 2;
 pub const ANSWER_MS: u64 = 300;
 /// Delay between two calls, beyond the tick, after which the coordinator itself counts as having been away. As long as the shortest beat.
 pub const LATE_MS: u64 = 150;
-/// Silence up to which neighbours that did not answer are asked again: a busy one has had ten questions by then.
+/// Time for which neighbours that did not answer are asked again: a busy one has had ten questions by then.
 pub const ASK_FOR_MS: u64 = 3_000;
 /// Time for which a new coordinator waits for earlier members to join it: as long as a node may take to notice it.
 pub const RESTORE_MS: u64 = 3_000;
@@ -487,7 +487,8 @@ impl Membership {
         }
         let patience = self.patience;
         let present = Present {
-            two_alone: self.is_embedded && self.members.len() == 2,
+            two_alone: self.is_embedded
+                && self.members.values().filter(|member| !member.is_surely_gone()).count() == 2,
             others: self.members.values().any(|member| self.can_answer(member)),
         };
         let due = |member: &Member| Some((member.life.node.clone(), member.due(now_ms, patience, present)?));
@@ -504,7 +505,8 @@ impl Membership {
                             (*open, *confirmed_ms) = (inquiry, now_ms);
                         }
                         Some(Standing::Suspect(open)) => {
-                            *open = inquiry.unwrap_or_else(|| Inquiry::of_nobody(now_ms))
+                            let asked = inquiry.unwrap_or_else(|| Inquiry::of_nobody(now_ms));
+                            *open = Inquiry { began_ms: open.began_ms, ..asked };
                         }
                         _ => {}
                     }
@@ -550,7 +552,7 @@ impl Membership {
         let question = self.questions;
         let ask = Ask { epoch: self.epoch, question, about: life, within_ms: ANSWER_MS };
         todo.extend(asked.iter().map(|to| Command::Ask { to: to.clone(), ask: ask.clone() }));
-        Some(Inquiry { question, asked, unheard: vec![], until_ms: now_ms + ANSWER_MS })
+        Some(Inquiry { question, asked, unheard: vec![], until_ms: now_ms + ANSWER_MS, began_ms: now_ms })
     }
 
     fn remove(&mut self, node: &NodeName, farewell: Farewell, todo: &mut Vec<Command>) -> Option<()> {
@@ -618,6 +620,10 @@ impl Member {
         Ok(Some(Verdict::Replaced { was }))
     }
 
+    fn is_surely_gone(&self) -> bool {
+        matches!(&self.standing, Standing::Gone { proof, .. } if proof.is_certain())
+    }
+
     /// Returns how many beats should have come since the last one.
     fn missed(&self, now_ms: u64) -> u64 {
         now_ms.saturating_sub(self.heard_ms) / self.interval_ms.max(1)
@@ -643,7 +649,7 @@ impl Member {
                 if !inquiry.unheard.is_empty() || now_ms < inquiry.until_ms {
                     return None;
                 }
-                if present.others && silent_ms < ASK_FOR_MS {
+                if present.others && now_ms.saturating_sub(inquiry.began_ms) < ASK_FOR_MS {
                     return Some(Due::Ask);
                 }
                 (beats >= ALONE_BEATS).then_some(Due::Gone(Proof::Silence {
