@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, open, openat, statat, unlinkat};
+use rustix::io::Errno;
 
 use crate::{Tier1Error, adopt, mount};
 
@@ -129,7 +130,11 @@ fn sweep(base: &Path) {
 /// Removes the backing files, and only those.
 fn empty(directory: &OwnedFd) -> io::Result<()> {
     for number in adopt::numbers(directory, FILE_PREFIX)? {
-        unlinkat(directory, file_name(number), AtFlags::empty())?;
+        match unlinkat(directory, file_name(number), AtFlags::empty()) {
+            // The last user of that file was quicker.
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     // Left by a daemon that was killed during its probe.
     let _ = unlinkat(directory, mount::PROBE_NAME, AtFlags::empty());
