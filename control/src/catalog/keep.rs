@@ -91,8 +91,6 @@ pub(super) struct Keeping {
     tier3_heard: Notify,
     /// Whether the mark in etcd is of this coordinator, or etcd is full.
     announced: tokio::sync::watch::Sender<bool>,
-    /// Number of the last step that was made.
-    last_step: AtomicU64,
 }
 
 impl Default for Keeping {
@@ -105,7 +103,6 @@ impl Default for Keeping {
             trouble: tokio::sync::watch::Sender::default(),
             tier3_heard: Notify::new(),
             announced: tokio::sync::watch::Sender::new(false),
-            last_step: AtomicU64::new(0),
         }
     }
 }
@@ -123,11 +120,6 @@ impl Keeping {
     /// Wakes the keeper of a catalog that was not known: the names of Tier-3 are in the tree.
     pub(super) fn heard_tier3(&self) {
         self.tier3_heard.notify_one();
-    }
-
-    /// Returns the number of the last step that was made; 0 if there is none.
-    pub(super) fn last_step(&self) -> u64 {
-        self.last_step.load(Ordering::Relaxed)
     }
 
     fn kept(&self, part: u64) {
@@ -235,7 +227,7 @@ impl Catalog {
                     tokio::task::spawn_blocking(move || Script::after(before, by, is_complete, child));
                 script.await.expect("comparing a catalog does not panic")
             }
-            None => Script::anew((self.epoch, own), self.keeping.last_step()),
+            None => Script::anew((self.epoch, own), self.cluster.said().last_step(self.epoch)),
         };
         // The mark comes first: it says which coordinator writes, or that the content is of no use.
         if let Err(why) = self.write(&mut script, log).await {
@@ -295,7 +287,6 @@ impl Catalog {
             match log.step(step).await {
                 Ok(()) => {
                     self.keeping.trouble(None);
-                    self.keeping.last_step.store(step.mark.number, Ordering::Relaxed);
                     self.cluster.said().took_step(step.mark.step());
                     script.made();
                 }

@@ -95,7 +95,7 @@ pub(super) struct Outbox {
     asks: Vec<(NodeName, Ask)>,
     /// Directories to be given back by their holders, although no node has asked for them.
     pub(super) recalls: BTreeSet<(NodeName, Vec<u8>)>,
-    /// Those of them that are on their way.
+    /// Recalls that were sent and are not answered.
     recalling: BTreeSet<(NodeName, Vec<u8>)>,
     /// Nodes that have to ask again about what earlier answers allowed.
     pub(super) forgets: BTreeSet<NodeName>,
@@ -268,7 +268,7 @@ impl Catalog {
         let state = self.lock();
         let echo = replies.echo.unwrap_or_else(|| state.roll.echo(number));
         let (members_number, now_ns) = (state.told.heard(), self.cluster.namespace().now_ns());
-        Ok(Beaten { echo, members_number, now_ns, kept_step: self.keeping.last_step() })
+        Ok(Beaten { echo, members_number, now_ns, kept_step: self.cluster.said().last_step(self.epoch) })
     }
 
     /// Notes that the last connection with that daemon is gone.

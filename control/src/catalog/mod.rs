@@ -69,6 +69,7 @@ pub struct Catalog {
     cluster: Arc<Cluster>,
     epoch: Epoch,
     started: Instant,
+    /// The time for which this coordinator may answer.
     pub term: Term,
     /// The presence of the coordinator's own node.
     presence: Arc<Presence>,

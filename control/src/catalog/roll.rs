@@ -316,10 +316,8 @@ impl Roll {
     /// Marks nodes that are gone and have been silent for long enough as no longer expected. Returns whether there were any.
     fn give_up(&mut self) -> bool {
         let is_lost = |member: &&Member| {
-            let (node, Standing::Gone { proof, .. }) = (&member.life.node, &member.standing) else {
-                return false;
-            };
-            let patience_ms = patience_ms(proof);
+            let Standing::Gone { proof, .. } = &member.standing else { return false };
+            let (node, patience_ms) = (&member.life.node, patience_ms(proof));
             !self.given_up.contains(node)
                 && self.membership.silent_ms(node).is_some_and(|silent_ms| silent_ms >= patience_ms)
         };

@@ -39,8 +39,7 @@ pub enum Before {
 impl Before {
     /// Chooses for a node whose tree was the catalog of epoch `own`, and of no other since. `stored` is the epoch of the last stored list
     /// of members.
-    #[must_use]
-    pub fn of(own: Option<Epoch>, stored: Epoch, kept: Option<KeptCatalog>) -> Self {
+    fn of(own: Option<Epoch>, stored: Epoch, kept: Option<KeptCatalog>) -> Self {
         match kept {
             // The node was the last coordinator itself, perhaps as the daemon before this one: no other tree is newer. If its own list or
             // catalog was not stored, its epoch may be later than theirs.
@@ -53,7 +52,7 @@ impl Before {
     }
 }
 
-/// What a coordinator that begins found in etcd.
+/// The content of etcd when a coordinator begins.
 #[derive(Debug, Default)]
 pub struct Legacy {
     /// The members that the last coordinator stored.
@@ -65,15 +64,15 @@ pub struct Legacy {
 impl Legacy {
     /// Drops a catalog that is older than what etcd had before: etcd was put back to an older state. `kept_step` is the last step that etcd
     /// is known to have taken.
-    fn without_older(self, kept_step: Option<StepNumber>) -> Self {
-        let Self { stored, kept } = self;
-        let is_older = |kept: &KeptCatalog| Some(kept.mark.step()) < kept_step;
-        let older = kept.as_ref().filter(|kept| is_older(kept)).map(|kept| kept.mark.step());
-        if let (Some(found), Some(known)) = (older, kept_step) {
+    fn without_older(mut self, kept_step: Option<StepNumber>) -> Self {
+        let found = self.kept.as_ref().map(|kept| kept.mark.step());
+        if let (Some(found), Some(known)) = (found, kept_step)
+            && found < known
+        {
             tracing::error!(%found, %known, "etcd lost changes that it had taken: its catalog is not used, and names are read from Tier-3 and from the members. Names that were removed since that state may come back");
-            return Self { stored, kept: None };
+            self.kept = None;
         }
-        Self { stored, kept }
+        self
     }
 
     /// Begins an epoch after the coordinator that left this: this node's tree becomes that one's catalog, and is published to the other

@@ -84,7 +84,7 @@ impl<'a> Asking<'a> {
             // Anything but a missing name may be otherwise once this node's changes are published.
             if looked.directory && looked.found.is_none() && !matches!(looked.leave, Leave::Directory { .. })
             {
-                let asked = Question { at: asked_at, lets: lets(&looked.leave) };
+                let asked = question(asked_at, &looked.leave);
                 let settled = self.cluster.namespace.mirror().settle_name(path, name, None, asked);
                 self.settled(settled.map(|()| true), path, access)?;
                 return Ok(looked.leave);
@@ -102,7 +102,7 @@ impl<'a> Asking<'a> {
             return Ok(looked.leave);
         }
         let mirror = self.cluster.namespace.mirror();
-        let asked = Question { at: asked_at, lets: lets(&looked.leave) };
+        let asked = question(asked_at, &looked.leave);
         let is_one_moment = match &looked.leave {
             Leave::Directory { entries, .. } => mirror.settle_directory(path, entries, asked),
             Leave::None | Leave::Known | Leave::Name => {
@@ -142,7 +142,7 @@ impl<'a> Asking<'a> {
         // The coordinator's answer is from its very tree, which may have changed since.
         if !self.cluster.is_coordinator() {
             let mirror = self.cluster.namespace.mirror();
-            let asked = Question { at: asked_at, lets: false };
+            let asked = question(asked_at, &Leave::None);
             self.settled(mirror.settle_directory(path, &found, asked), path, access)?;
         }
         Ok(Leave::None)
@@ -205,12 +205,13 @@ pub(super) enum Asked {
     Away(Away),
 }
 
-/// Whether an answer lets this node change what it asked about.
-fn lets(leave: &Leave) -> bool {
-    match leave {
+/// Makes the question to which an answer gives this leave. `at`: the number of operations on names before it.
+fn question(at: u64, leave: &Leave) -> Question {
+    let lets = match leave {
         Leave::Directory { .. } | Leave::Name => true,
         Leave::None | Leave::Known => false,
-    }
+    };
+    Question { at, lets }
 }
 
 fn known<T>(answer: Answer<T>) -> Result<T, Asked> {

@@ -60,6 +60,8 @@ pub(super) struct Held {
     pub(super) remembered: Remembered,
     /// Number of held directories below each directory.
     above: HashMap<NodeId, u32>,
+    /// Number of recalls under way of each directory: no new call may begin there.
+    recalls: HashMap<NodeId, u32>,
 }
 
 /// The directories that were recalled last, the oldest first.
@@ -91,8 +93,6 @@ impl GivenBack {
 #[derive(Debug)]
 struct Holding {
     at_work: u32,
-    /// The number of recalls under way, which give the directory back: no new call may begin.
-    recalls: u32,
     /// The directories above, which cannot move while this one is held.
     above: Vec<NodeId>,
     /// When another node was last answered about a name in the directory.
@@ -111,7 +111,7 @@ impl Names {
         let mut held = self.lock();
         let was_asked = held.settled_at.is_some_and(|settled_at| settled_at >= asked_at);
         let seen_at = (seen || was_asked).then(Instant::now);
-        if held.given_back.is_recent(node) {
+        if held.given_back.is_recent(node) || held.recalls.contains_key(&node) {
             return false;
         }
         if held.directories.len() >= HELD_MAX
@@ -122,12 +122,12 @@ impl Names {
         }
         if let Some(holding) = held.directories.get_mut(&node) {
             holding.seen_at = seen_at.or(holding.seen_at);
-            return holding.recalls == 0;
+            return true;
         }
         for parent in &above {
             *held.above.entry(*parent).or_insert(0) += 1;
         }
-        held.directories.insert(node, Holding { at_work: 0, recalls: 0, above, seen_at });
+        held.directories.insert(node, Holding { at_work: 0, above, seen_at });
         true
     }
 
@@ -154,7 +154,7 @@ impl Names {
 
     pub(super) fn holds_all(&self, nodes: &[NodeId]) -> bool {
         let held = self.lock();
-        nodes.iter().all(|node| held.directories.get(node).is_some_and(|holding| holding.recalls == 0))
+        nodes.iter().all(|node| held.directories.contains_key(node) && !held.recalls.contains_key(node))
     }
 
     /// Whether a directory is where it was: one above a held directory cannot move, and this node hears of a change of one that it looked
@@ -173,9 +173,7 @@ impl Names {
         let last = {
             let mut held = self.lock();
             held.given_back.note(node);
-            if let Some(holding) = held.directories.get_mut(&node) {
-                holding.recalls += 1;
-            }
+            *held.recalls.entry(node).or_insert(0) += 1;
             held.last_ticket
         };
         self.wait_while(|held| {
@@ -329,20 +327,21 @@ impl Recall<'_> {
 
 impl Drop for Recall<'_> {
     fn drop(&mut self) {
-        if let Some(holding) = self.names.lock().directories.get_mut(&self.node) {
-            holding.recalls = holding.recalls.saturating_sub(1);
-        }
+        count_down(&mut self.names.lock().recalls, self.node);
     }
 }
 
 impl Held {
     fn enter(&mut self, node: NodeId) -> bool {
+        if self.recalls.contains_key(&node) {
+            return false;
+        }
         match self.directories.get_mut(&node) {
-            Some(holding) if holding.recalls == 0 => {
+            Some(holding) => {
                 holding.at_work += 1;
                 true
             }
-            _ => false,
+            None => false,
         }
     }
 
@@ -368,12 +367,17 @@ impl Held {
     /// Notes that one held directory less is below these.
     fn leave_above(&mut self, above: &[NodeId]) {
         for parent in above {
-            if let Some(count) = self.above.get_mut(parent) {
-                *count -= 1;
-                if *count == 0 {
-                    self.above.remove(parent);
-                }
-            }
+            count_down(&mut self.above, *parent);
+        }
+    }
+}
+
+/// Takes one off a number; a number that is not there stays so.
+fn count_down(numbers: &mut HashMap<NodeId, u32>, node: NodeId) {
+    if let Some(count) = numbers.get_mut(&node) {
+        *count -= 1;
+        if *count == 0 {
+            numbers.remove(&node);
         }
     }
 }
@@ -398,7 +402,7 @@ mod tests {
     #[tokio::test]
     async fn after_a_recall_that_failed_calls_begin_again_unless_another_one_is_under_way() {
         let names = Names::default();
-        let holding = Holding { at_work: 0, recalls: 0, above: Vec::new(), seen_at: None };
+        let holding = Holding { at_work: 0, above: Vec::new(), seen_at: None };
         names.lock().directories.insert(7, holding);
         let (one, other) = (names.recall(7).await, names.recall(7).await);
         assert!(!names.enter(7));
@@ -409,5 +413,13 @@ mod tests {
         names.leave(7);
         names.recall(7).await.give_back();
         assert!(!names.enter(7));
+        // A recall that came while the directory was not held ends no other one.
+        let before = names.recall(7).await;
+        names.lock().directories.insert(7, Holding { at_work: 0, above: Vec::new(), seen_at: None });
+        let one = names.recall(7).await;
+        drop(before);
+        assert!(!names.enter(7));
+        drop(one);
+        assert!(names.enter(7));
     }
 }

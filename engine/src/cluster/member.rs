@@ -72,7 +72,7 @@ pub async fn follow(cluster: Arc<Cluster>, presence: Arc<Presence>) {
 /// Joins and beats. Returns when the coordinator no longer knows this node, or another node is the coordinator.
 async fn stay(cluster: &Cluster, presence: &Presence) {
     publisher::tell_nothing(cluster).await;
-    // What the coordinator remembers of this node may be another's record.
+    // The coordinator may be a new one, and know nothing of what earlier answers allowed.
     cluster.names.forget_answers();
     let answered = cluster.namespace.publications().last_answered();
     let join = Join {

@@ -1,4 +1,4 @@
-//! What this node knows from the coordinators that it followed, and as one itself: their answers to beats say it.
+//! Facts from the coordinators that this node followed, which their answers to beats state, and from its own time as one.
 //!
 //! Owns: how this node's clock differs from theirs, how far etcd kept their catalogs. Does not own: sending beats (`member`), what a
 //! successor does with it (control).
@@ -46,6 +46,12 @@ impl Said {
     #[must_use]
     pub fn ahead_ns(&self, epoch: Epoch) -> Option<i64> {
         self.lock().ahead_ns.filter(|(of, _)| *of == epoch).map(|(_, ahead_ns)| ahead_ns)
+    }
+
+    /// Returns the number of the last step of that epoch, if no later coordinator made one; 0 if there is none.
+    #[must_use]
+    pub fn last_step(&self, epoch: Epoch) -> u64 {
+        self.kept_step().filter(|step| step.epoch == epoch).map_or(0, |step| step.number)
     }
 
     /// Returns the last step that etcd is known to have taken. An etcd that has an earlier one was put back to an older state.

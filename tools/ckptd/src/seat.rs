@@ -256,7 +256,7 @@ impl Candidate {
         let settling = Arc::clone(&self.settling).lock_owned().await;
         let taken = legacy.take_up(&self.cluster, epoch, presence, terms, settling).await;
         let (knows, TakenUp { catalog, before, is_complete }) = (taken.knows(), taken);
-        // Who renews the lease sets a later end.
+        // The task that renews the lease sets a later end.
         catalog.term.lasts_until(until.map(Into::into));
         // The lease is lost if the receiver is gone; then this ends, too.
         let _ = keeping.send(Arc::clone(&catalog));
