@@ -15,6 +15,7 @@ use proptest::prelude::*;
 use reference::{Content, Id, ROOT, Reference};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tidemark_namespace::{
     Attr, Caller, FileState, FsError, Kind, Looked, Namespace, NamespaceSettings, NotSealable, ObjectCopy,
     OpenFile, OpenOutcome, RENAME_EXCHANGE, RENAME_NOREPLACE, SealPin, SetAttr, SetTime, Special,
@@ -271,18 +272,28 @@ impl World {
         let chunks: Arc<[Crc64]> = (0..ticket.size_bytes.div_ceil(8 << 20)).map(Crc64).collect();
         if voided {
             let set = SetAttr { size: Some(ticket.size_bytes + 1), ..SetAttr::default() };
-            let mut target = id;
-            if let Err(error) = self.namespace.setattr(&self.caller(), node, &set) {
-                assert_eq!(error, FsError::Stale);
-                assert!(self.opens(id) > 0);
-                let again;
-                (again, target) =
-                    self.look_up_again(&self.namespace.nodes().path_of(node).unwrap(), node, id);
-                self.namespace.setattr(&self.caller(), again, &set).unwrap();
-            }
-            self.reference.bytes(target).push(0);
-            self.reference.node(target).mtime_ns = Some(self.now_ns);
-            assert!(self.namespace.seals().finish_seal(&ticket, Crc64(1), chunks).is_err());
+            let is_read = self.opens(id) > 0;
+            let (namespace, changed) = (&self.namespace, &AtomicBool::new(false));
+            // The job gives up once it is told to, and otherwise ends after the change.
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    while !ticket.is_abandoned() && !changed.load(Ordering::Acquire) {
+                        std::thread::yield_now();
+                    }
+                    assert_eq!(
+                        ticket.is_abandoned(),
+                        is_read,
+                        "a seal gives way where readers must see the change"
+                    );
+                    let sealed = || namespace.seals().finish_seal(&ticket, Crc64(1), chunks);
+                    assert!(ticket.is_abandoned() || sealed().is_err(), "the bytes have changed");
+                    drop(ticket);
+                });
+                namespace.setattr(&self.caller(), node, &set).unwrap();
+                changed.store(true, Ordering::Release);
+            });
+            self.reference.bytes(id).push(0);
+            self.reference.node(id).mtime_ns = Some(self.now_ns);
             return;
         }
         self.namespace.seals().finish_seal(&ticket, Crc64(1), chunks).unwrap();

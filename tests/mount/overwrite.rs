@@ -6,7 +6,9 @@ use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tidemark_namespace::{FileState, NotSealable};
@@ -168,6 +170,44 @@ fn an_update_withdraws_the_seal_and_keeps_the_bytes() {
     assert_eq!(site.state_after_close("f"), FileState::Closed);
     assert_eq!(fs::read(site.path("f")).unwrap(), b"first, second");
     site.seal("f");
+}
+
+/// S-update: "A seal that is being made gives way to a change, so whoever has an unsealed file open sees every change of it." S-trunc:
+/// "O_TRUNC and ftruncate to zero of a file that is not sealed happen in place".
+#[test]
+fn a_seal_in_the_making_gives_way_to_a_change_that_readers_see() {
+    let append = |path: &Path| {
+        let mut file = OpenOptions::new().append(true).open(path).unwrap();
+        file.write_all(b"er").unwrap();
+    };
+    let truncate = |path: &Path| drop(File::create(path).unwrap());
+    let grow = |path: &Path| {
+        let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+        // SAFETY: truncate(2) reads one string that ends with a zero, which lives until the call returns.
+        assert_eq!(unsafe { libc::truncate(path.as_ptr(), 9) }, 0, "{}", std::io::Error::last_os_error());
+    };
+    let changes: [(_, fn(&Path), _); 3] =
+        [("append", append, 5), ("truncate", truncate, 0), ("grow", grow, 9)];
+    for site in Site::both() {
+        for (name, change, size_bytes) in changes {
+            fs::write(site.path(name), b"old").unwrap();
+            assert_eq!(site.state_after_close(name), FileState::Closed);
+            let ticket = site.namespace.seals().begin_seal(site.view(name).node).unwrap();
+            let reader = File::open(site.path(name)).unwrap();
+            let hashes = std::thread::spawn(move || {
+                let deadline = Instant::now() + PATIENCE;
+                while !ticket.is_abandoned() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                // The bytes stay as they are for as long as they are hashed: here to the ticket's end.
+                (ticket.is_abandoned(), ticket.backing.stat().unwrap().size_bytes)
+            });
+            change(&site.path(name));
+            assert_eq!(hashes.join().unwrap(), (true, 3), "{name}");
+            assert_eq!(reader.metadata().unwrap().len(), size_bytes, "{name}");
+            assert_eq!(fs::metadata(site.path(name)).unwrap().len(), size_bytes, "{name}");
+        }
+    }
 }
 
 /// S-mapped-seal: "A file that is closed but still mapped for writing is not sealed ... until the mapping is gone".

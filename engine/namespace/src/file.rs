@@ -179,6 +179,11 @@ impl File {
         self.hold.strong_count() > 0
     }
 
+    /// Returns the hold of the job that hashes bytes which have no seal yet.
+    pub(super) fn seal_in_the_making(&self) -> Option<Arc<SealHold>> {
+        if self.fate.seal().is_some() { None } else { self.hold.upgrade() }
+    }
+
     pub(super) fn hold(&mut self) -> Arc<SealHold> {
         self.hold.upgrade().unwrap_or_else(|| {
             let hold = Arc::new(SealHold::default());

@@ -26,6 +26,8 @@ const STALE_CALLERS: usize = 1024;
 const HELD_WAIT: Duration = Duration::from_secs(10);
 /// The same wait if a program holds a lock on the inode; after that the bytes being read count for more.
 const LOCKED_WAIT: Duration = Duration::from_secs(1);
+/// How often a change looks whether a seal that gives way to it has ended. Hashing stops after a chunk, which takes milliseconds.
+const GIVES_WAY_POLL: Duration = Duration::from_millis(2);
 
 /// Part of the old bytes that a change keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,8 +187,9 @@ impl<'a> Overwrites<'a> {
         self.locks.read().expect(UNPOISONED).as_ref().is_some_and(|is_locked| is_locked(numbers))
     }
 
-    /// Decides a change that would need a new node. The change is made in place if no path leads to the new node, or if a lock must go on
-    /// to exclude; otherwise the caller is sent back to the names. Returns `None` after a wait: the caller examines everything again.
+    /// Decides a change that would need a new node. A seal in the making is worth nothing once the bytes change, so it gives way, and the
+    /// change is made in place. So it is if no path leads to the new node, or if a lock must go on to exclude; otherwise the caller is sent
+    /// back to the names. Returns `None` after a wait: the caller examines everything again.
     ///
     /// # Errors
     /// [`FsError::Stale`]: nothing has changed, and the names are to be looked up again. [`FsError::Busy`] when the bytes were
@@ -206,6 +209,14 @@ impl<'a> Overwrites<'a> {
         patience.nameless |= target.link_count() == 0 || state.stale.is_nameless(patience.pid, node);
         let nameless = patience.nameless;
         let held = target.file()?.is_held();
+        if let Some(seal) = target.file()?.seal_in_the_making()
+            && patience.begun.elapsed() < HELD_WAIT
+        {
+            seal.abandon();
+            drop(seal); // Otherwise this thread itself would hold it.
+            drop(self.state.wait_change(state, Instant::now() + GIVES_WAY_POLL));
+            return Ok(None);
+        }
         let locked = match patience.locked {
             Some(locked) => locked,
             None if nameless => false,
