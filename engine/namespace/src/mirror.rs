@@ -164,8 +164,8 @@ impl Mirror<'_> {
         self.settle_names(directory, found, asked, NodeId::MAX)
     }
 
-    /// Does the same as [`Mirror::settle_directory`], but a node with a number from `made_since` on was made here since, and keeps its
-    /// name too.
+    /// Does the same as [`Mirror::settle_directory`], but what this node made since, with a number from `made_since` on, keeps its name
+    /// too.
     pub(super) fn settle_names(
         &self,
         directory: &[u8],
@@ -213,7 +213,7 @@ impl Mirror<'_> {
                     let node = mirroring.state.tree.child(parent, &name)?;
                     let file = mirroring.state.tree.node(node)?.file_id();
                     is_one_moment &= !file.is_some_and(is_found);
-                } else if !mirroring.drop_before(parent, &name, made_since, now_ns)? {
+                } else if !mirroring.drop_before(parent, &name, (made_since, asked), now_ns)? {
                     mirroring.settle_name((parent, &name), None, asked, now_ns)?;
                 }
             }

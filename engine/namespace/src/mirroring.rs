@@ -8,7 +8,7 @@ use super::cold::AdoptEntry;
 use super::file::File;
 use super::hidden::{first_entry, is_in_sight};
 use super::mirror::Remote;
-use super::node::{Body, Directory, Node};
+use super::node::{Body, Node};
 use super::outgoing::{Question, attributes};
 use super::tree::Tree;
 use super::writer::WriterId;
@@ -364,29 +364,44 @@ impl Mirroring<'_> {
         }
     }
 
-    /// Keeps a name if its node, or a node below it, has a number from `since` on, and removes the older names below it. Returns whether
-    /// the name stays.
+    /// Keeps a name if this node made what it leads to, or something below that, from number `since` on, and removes the other names below
+    /// it. Returns whether the name stays.
     pub(super) fn drop_before(
         &mut self,
         parent: NodeId,
         name: &[u8],
-        since: NodeId,
+        (since, asked): (NodeId, Question),
         now_ns: i64,
     ) -> Result<bool, FsError> {
         let node = self.state.tree.child(parent, name)?;
-        if node >= since {
-            return Ok(true);
-        }
-        if since == NodeId::MAX || !has_since(&self.state.tree, node, since) {
+        if since == NodeId::MAX || !self.is_made_here(node, since, asked) {
             return Ok(false);
         }
-        let below = self.state.tree.node(node)?.directory()?.by_name.keys().cloned();
-        for name in below.collect::<Vec<_>>() {
-            if !self.drop_before(node, &name, since, now_ns)? {
+        let Ok(directory) = self.state.tree.node(node)?.directory() else { return Ok(true) };
+        let below: Vec<_> = directory.by_name.keys().cloned().collect();
+        for name in below {
+            let stays = self.state.outgoing.is_passed_over(node, &name, asked)
+                || self.drop_before(node, &name, (since, asked), now_ns)?;
+            if !stays {
                 self.drop_name(node, &name, now_ns)?;
             }
         }
         Ok(true)
+    }
+
+    /// Whether this node made it, or something below it, from number `since` on. What a look-up found has such a number, too, but another
+    /// node made it. A directory or a symbolic link does not say who made it: their names are among those that changed here.
+    fn is_made_here(&self, node: NodeId, since: NodeId, asked: Question) -> bool {
+        let Ok(found) = self.state.tree.node(node) else { return false };
+        match &found.body {
+            Body::File(file) => node >= since && file.id.incarnation == self.own,
+            Body::Special(_) => node >= since,
+            Body::Symlink(_) => false,
+            Body::Directory(directory) => directory.by_cookie.values().any(|entry| {
+                self.state.outgoing.is_passed_over(node, &entry.name, asked)
+                    || self.is_made_here(entry.node, since, asked)
+            }),
+        }
     }
 }
 
@@ -440,12 +455,6 @@ pub(super) fn meets_made(
         // Another name of a file takes no name away; a taken file's old file is not here.
         NameOperation::Linked { .. } | NameOperation::Taken { .. } => false,
     }
-}
-
-fn has_since(tree: &Tree, node: NodeId, since: NodeId) -> bool {
-    let below =
-        |directory: &Directory| directory.by_cookie.values().any(|entry| has_since(tree, entry.node, since));
-    node >= since || tree.node(node).and_then(|found| found.directory()).is_ok_and(below)
 }
 
 fn is_special(tree: &Tree, node: NodeId) -> bool {

@@ -656,6 +656,39 @@ mod tests {
     }
 
     #[test]
+    fn what_a_successor_only_looked_up_does_not_come_back_when_another_node_removed_it() {
+        let (_folder, tree) = tree();
+        let told = tree.catalog().moment();
+        let state = |path: &str, kind| NodeState {
+            path: path.as_bytes().to_vec(),
+            attributes: NodeAttributes::default(),
+            attributes_ns: 0,
+            other_names: None,
+            kind,
+        };
+        let link = || NodeKind::Symlink { target: b"target".to_vec() };
+        let looked_up = [
+            state("link", link()),
+            state("empty", NodeKind::Directory),
+            state("shared", NodeKind::Directory),
+            state("shared/link", link()),
+        ];
+        for found in &looked_up {
+            let at = found.path.iter().rposition(|byte| *byte == b'/');
+            let (directory, name) =
+                at.map_or((&b""[..], &*found.path), |at| (&found.path[..at], &found.path[at + 1..]));
+            let asked = Question { at: tree.catalog().moment().names, lets: false };
+            tree.mirror().settle_name(directory, name, Some(found), asked).unwrap();
+        }
+        let shared = tree.nodes().node_at(b"shared").unwrap();
+        tree.create(&ME, shared, b"mine", 0o644, 1).unwrap();
+        assert!(tree.mirror().become_catalog(&[(Vec::new(), Vec::new())], told));
+        let found = |path: &str| tree.nodes().node_at(path.as_bytes()).is_some();
+        assert_eq!(["link", "empty", "shared/link"].map(found), [false; 3], "another node removed them");
+        assert!(found("shared/mine"), "nobody else knows of it yet");
+    }
+
+    #[test]
     fn more_begun_files_than_are_looked_at_at_once_are_all_told_again() {
         const FILES: usize = NODES_AT_ONCE + 2;
         let (_folder, tree) = tree();

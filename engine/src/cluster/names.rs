@@ -191,11 +191,12 @@ impl Cluster {
                 Err(Asked::Here(error)) => return Err(NoLeave::Error(error)),
                 Err(Asked::OfTwoMoments) => return Err(NoLeave::until(give_up)),
                 Err(Asked::Away(away)) => {
-                    // A coordinator that waits for another node is not away: a call that went on without that node's answer might
-                    // make a file twice.
+                    // A coordinator that waits for another node is not away, nor is one that answers beats while connections break: a
+                    // call that went on without its answer might make a file twice.
                     if !matches!(away, Away::Refused(_)) {
                         let begun = self.names.outage_begun(asked_at);
-                        if begun.elapsed() >= OUTAGE_WAIT && self.goes_on(access) {
+                        let is_away = self.is_coordinator() || !self.is_reachable();
+                        if is_away && begun.elapsed() >= OUTAGE_WAIT && self.goes_on(access) {
                             return Ok(guard);
                         }
                     }
