@@ -166,7 +166,7 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
     file(&other, TREE_ROOT, "mine");
     let moment = other.catalog().moment_before();
     let kept = etcd.load().expect("it is whole");
-    other.mirror().become_catalog(&kept.directories(i64::MAX), moment);
+    other.mirror().become_catalog(&kept.directories(i64::MAX), moment, None);
     let mut script = Script::after(kept, (Epoch(4), Incarnation(8)), true, child(&other));
     other.catalog().remember_removed(&[]);
     other.catalog().collect_unkept(false);
@@ -235,7 +235,7 @@ fn the_times_of_a_file_are_read_by_the_clock_of_whoever_reads_them() {
     let (other, _folder) = namespace(8);
     let mut kept = etcd.load().expect("whole");
     kept.ahead_ns = AHEAD_NS;
-    other.mirror().become_catalog(&kept.directories(i64::MAX), other.catalog().moment_before());
+    other.mirror().become_catalog(&kept.directories(i64::MAX), other.catalog().moment_before(), None);
     assert_eq!(opened(&other), opened(&catalog) + AHEAD_NS);
     let mut script = Script::after(kept, (Epoch(4), Incarnation(8)), true, child(&other));
     other.names().rename(&ME, (TREE_ROOT, b"f"), (TREE_ROOT, b"g"), 0).unwrap();
@@ -249,7 +249,7 @@ fn the_times_of_a_file_are_read_by_the_clock_of_whoever_reads_them() {
     let mut kept = etcd.load().expect("whole");
     assert_eq!(kept.mark.ahead_ns, AHEAD_NS);
     kept.ahead_ns = kept.mark.ahead_ns - AHEAD_NS;
-    last.mirror().become_catalog(&kept.directories(i64::MAX), last.catalog().moment_before());
+    last.mirror().become_catalog(&kept.directories(i64::MAX), last.catalog().moment_before(), None);
     assert_eq!(opened(&last), opened(&catalog));
 }
 
@@ -288,7 +288,11 @@ fn what_was_done_at_once_is_kept_all_or_not_at_all() {
         *seen.entry(published).or_insert(0) += 1;
         // The successor makes the changes that were written down, and writes the differences.
         let (other, _folder) = namespace(8);
-        assert!(other.mirror().become_catalog(&kept.directories(i64::MAX), other.catalog().moment_before()));
+        assert!(other.mirror().become_catalog(
+            &kept.directories(i64::MAX),
+            other.catalog().moment_before(),
+            None
+        ));
         let found = tree(&other);
         let mut next = Script::after(kept, (Epoch(4), Incarnation(8)), true, child(&other));
         other.catalog().remember_removed(&[]);

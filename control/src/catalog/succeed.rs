@@ -106,7 +106,7 @@ impl Legacy {
         let taking = Arc::clone(&tree);
         let taken = tokio::task::spawn_blocking(move || {
             let _settling = settling;
-            let is_complete = before.become_tree_of(&taking, told);
+            let is_complete = before.become_tree_of(&taking, told, kept_until);
             (before, is_complete)
         });
         let (before, is_complete) = taken.await.expect("taking a catalog up does not panic");
@@ -141,15 +141,15 @@ impl TakenUp {
 }
 
 impl Before {
-    /// Makes a tree this catalog, as far as it is not. `told`: the moment up to which the catalog has this node's changes. Returns false if
-    /// a part could not be made.
-    fn become_tree_of(&self, tree: &Namespace, told: Moment) -> bool {
+    /// Makes a tree this catalog, as far as it is not. `told`: the moment up to which the catalog has this node's changes, and `publication`
+    /// the last one in which they are. Returns false if a part could not be made.
+    fn become_tree_of(&self, tree: &Namespace, told: Moment, publication: Option<u64>) -> bool {
         let now_ns = tree.now_ns();
         match self {
             Self::Own(Some(kept)) => tree.catalog().take_process_fates(&kept.fates(now_ns)),
             Self::Kept(kept) => {
                 tree.catalog().take_process_fates(&kept.fates(now_ns));
-                return tree.mirror().become_catalog(&kept.directories(now_ns), told);
+                return tree.mirror().become_catalog(&kept.directories(now_ns), told, publication);
             }
             Self::Own(None) | Self::Nothing => {}
         }

@@ -41,6 +41,7 @@ mod kept;
 mod links;
 mod mirror;
 mod mirroring;
+mod moved;
 mod names;
 mod node;
 mod open;

@@ -11,8 +11,10 @@ use super::catalog::Moment;
 use super::guarded::Guarded;
 use super::hidden::TORN;
 use super::mirroring::meets_made;
+use super::moved::Moved;
 use super::outgoing::Question;
 use super::{FsError, HIDDEN, NodeId};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use tidemark_protocol::cluster::wire::{NameOperation, NodeKind, NodeState};
 use tidemark_protocol::file::FileState;
@@ -249,19 +251,25 @@ impl Mirror<'_> {
     }
 
     /// Brings the tree to the last coordinator's: `directories` with their entries, parents first. Keeps changes made here after `told`,
-    /// because that coordinator did not know of them. Returns false if a part could not be carried out or journaled.
-    pub fn become_catalog(&self, directories: &[(Vec<u8>, Vec<NodeState>)], told: Moment) -> bool {
+    /// because that coordinator did not know of them. `publication`: the last of this node that it knew; none: it knew none. Returns false if
+    /// a part could not be carried out or journaled.
+    pub fn become_catalog(
+        &self,
+        directories: &[(Vec<u8>, Vec<NodeState>)],
+        told: Moment,
+        publication: Option<u64>,
+    ) -> bool {
         let (mut is_complete, asked) = (true, Question { at: told.names, lets: false });
-        self.state.look(|state| state.outgoing.forget_lets());
+        let moved = self.state.look(|state| {
+            state.outgoing.forget_lets();
+            Moved::by(state.outgoing.untold_after(publication.unwrap_or(0)))
+        });
         for (path, found) in directories {
             let settled = if path == HIDDEN {
                 // Everything else that this node hides, copies above all, belongs to this node only.
                 found.iter().try_for_each(|state| self.settle_name(HIDDEN, TORN, Some(state), asked))
-            } else if self.state.look(|state| state.tree.resolve(path).is_err()) {
-                // The directory was removed here since, with its entries.
-                Ok(())
             } else {
-                self.settle_names(path, found, asked, told.next).map(drop)
+                self.settle_moved(path, found, &moved, (asked, told.next))
             };
             match settled {
                 Ok(()) => {}
@@ -273,5 +281,26 @@ impl Mirror<'_> {
             }
         }
         is_complete
+    }
+
+    /// Brings to the last coordinator's state the directory that it knew at `path`, wherever that lies here.
+    fn settle_moved(
+        &self,
+        path: &[u8],
+        found: &[NodeState],
+        moved: &Moved,
+        (asked, made_since): (Question, NodeId),
+    ) -> Result<(), FsError> {
+        let Some(path) = moved.directory(path) else { return Ok(()) };
+        if self.state.look(|state| state.tree.resolve(&path).is_err()) {
+            // The directory was removed here since, with its entries.
+            return Ok(());
+        }
+        let found = if moved.is_empty() {
+            Cow::Borrowed(found)
+        } else {
+            Cow::Owned(found.iter().filter_map(|state| moved.state(state)).collect())
+        };
+        self.settle_names(&path, &found, asked, made_since).map(drop)
     }
 }

@@ -570,6 +570,11 @@ impl Outgoing {
         untold.unanswered.publication()
     }
 
+    /// Returns the operations that are not in this node's publications up to this one.
+    pub(super) fn untold_after(&self, publication: u64) -> Vec<NameOperation> {
+        self.untold.as_ref().map_or_else(Vec::new, |untold| untold.unanswered.after(publication))
+    }
+
     /// Notes that a node's names changed here in a way that an answer on its way does not reflect.
     pub(super) fn note_names_of(&mut self, tree: &Tree, node: NodeId) {
         let Some(untold) = &mut self.untold else { return };

@@ -45,7 +45,7 @@ fn what_a_successor_removed_itself_does_not_come_back_however_much_it_is() {
     for name in &names {
         tree.names().unlink(&ME, ROOT, name).unwrap();
     }
-    assert!(tree.mirror().become_catalog(&[(Vec::new(), kept.collect())], told));
+    assert!(tree.mirror().become_catalog(&[(Vec::new(), kept.collect())], told, None));
     assert_eq!(tree.standing().outgoing_in(b"").map(|found| found.len()), Some(0));
     answered();
     tree.names().symlink(&ME, ROOT, b"last", b"target").unwrap();
@@ -80,10 +80,48 @@ fn what_a_successor_only_looked_up_does_not_come_back_when_another_node_removed_
     }
     let shared = tree.nodes().node_at(b"shared").unwrap();
     tree.create(&ME, shared, b"mine", 0o644, 1).unwrap();
-    assert!(tree.mirror().become_catalog(&[(Vec::new(), Vec::new())], told));
+    assert!(tree.mirror().become_catalog(&[(Vec::new(), Vec::new())], told, None));
     let found = |path: &str| tree.nodes().node_at(path.as_bytes()).is_some();
     assert_eq!(["link", "empty", "shared/link"].map(found), [false; 3], "another node removed them");
     assert!(found("shared/mine"), "nobody else knows of it yet");
+}
+
+/// What the last coordinator knows of a directory is said of that directory, wherever this node has moved it since.
+#[test]
+fn a_directory_that_a_successor_moved_itself_keeps_what_is_in_it() {
+    const EXCHANGE: u32 = 2;
+    let state = |path: &str, kind| NodeState {
+        path: path.as_bytes().to_vec(),
+        attributes: NodeAttributes::default(),
+        attributes_ns: 0,
+        other_names: None,
+        kind,
+    };
+    for (flags, then, expected) in
+        [(0, None, ["b/x", "b"]), (EXCHANGE, None, ["b/x", "a"]), (0, Some("a"), ["b/x", "a"])]
+    {
+        let (_folder, tree) = tree();
+        for name in ["a", "b"] {
+            tree.names().mkdir(&ME, ROOT, name.as_bytes(), 0o755).unwrap();
+        }
+        let a = tree.nodes().node_at(b"a").unwrap();
+        tree.names().symlink(&ME, a, b"x", b"target").unwrap();
+        let publication = tree.publications().take_outgoing(usize::MAX, usize::MAX, false).number;
+        let told = tree.catalog().moment();
+        let kept = [
+            (Vec::new(), vec![state("a", NodeKind::Directory), state("b", NodeKind::Directory)]),
+            (b"a".to_vec(), vec![state("a/x", NodeKind::Symlink { target: b"target".to_vec() })]),
+            (b"b".to_vec(), Vec::new()),
+        ];
+        tree.names().rename(&ME, (ROOT, b"a"), (ROOT, b"b"), flags).unwrap();
+        if let Some(name) = then {
+            tree.names().mkdir(&ME, ROOT, name.as_bytes(), 0o755).unwrap();
+        }
+        assert!(tree.mirror().become_catalog(&kept, told, Some(publication)));
+        let found = |path: &str| tree.nodes().node_at(path.as_bytes()).is_some();
+        assert!(expected.iter().all(|path| found(path)), "{flags} {then:?}");
+        assert!(!found("a/x"), "{flags} {then:?}: it has one name");
+    }
 }
 
 #[test]

@@ -132,6 +132,13 @@ impl Unanswered {
         self.operations.iter().map(|kept| &kept.operation)
     }
 
+    /// Returns the operations that are not in publications up to this one. The answer to that one may be lost.
+    pub(super) fn after(&self, publication: u64) -> Vec<NameOperation> {
+        let has_sent = self.progress.on_its_way && self.progress.publication <= publication;
+        let sent = if has_sent { self.progress.sent } else { 0 };
+        self.operations().skip(usize::try_from(sent).unwrap_or(usize::MAX)).cloned().collect()
+    }
+
     pub(super) fn count(&self) -> usize {
         self.operations.len()
     }

@@ -17,9 +17,19 @@ pub struct Carried {
     by_path: BTreeMap<Vec<u8>, Vec<usize>>,
     /// The operations that give a file one more name, or take all away, by the file.
     by_file: BTreeMap<FileId, Vec<usize>>,
+    /// Whether the document has none of the operations. Otherwise it may be younger than some.
+    has_none: bool,
 }
 
 impl Carried {
+    /// Makes the operations that a document is known to have none of.
+    #[must_use]
+    pub fn after(operations: Vec<NameOperation>) -> Self {
+        let mut carried = Self { has_none: true, ..Self::default() };
+        operations.into_iter().for_each(|operation| carried.push(operation));
+        carried
+    }
+
     /// Adds an operation after all others.
     pub fn push(&mut self, operation: NameOperation) {
         let at = self.operations.len();
@@ -77,7 +87,7 @@ impl Carried {
     fn now(&self, path: &[u8], file: Option<FileId>, next: usize) -> Option<Vec<u8>> {
         let (mut path, mut next) = (path.to_vec(), next);
         while let Some(at) = self.first_from(&path, next) {
-            path = after(&self.operations[at], path, file)?;
+            path = after(&self.operations[at], path, file, self.has_none)?;
             next = at + 1;
         }
         Some(path)
@@ -95,14 +105,14 @@ impl Carried {
     }
 }
 
-/// Returns a name after an operation on it or on a directory above; none if it was removed.
-fn after(operation: &NameOperation, path: Vec<u8>, file: Option<FileId>) -> Option<Vec<u8>> {
+/// Returns a name after an operation on it or on a directory above; none if it was removed. `has_none`: the name is surely of before.
+fn after(operation: &NameOperation, path: Vec<u8>, file: Option<FileId>, has_none: bool) -> Option<Vec<u8>> {
     match operation {
         NameOperation::Removed { path: removed, what } => (path != *removed || file != *what).then_some(path),
         NameOperation::Renamed { from, to, exchange, what } => {
             // If the document is younger than the operation, it has the new name already. Directories and symlinks have no identity that
             // would show this.
-            if path == *to && file == *what && !(*exchange && what.is_none()) {
+            if !has_none && path == *to && file == *what && !(*exchange && what.is_none()) {
                 return Some(path);
             }
             let moved = |from: &[u8], to: &[u8]| {
