@@ -19,9 +19,11 @@
 //! | `guarded` | an etcd with TLS, client certificates and users: who gets in, and that the cluster lives through it |
 //! | `catalog` | the catalog in a real etcd: written once, by one coordinator, and read whole |
 //! | `restored` | an etcd that is put back to an older state |
+//! | `again` | a coordinator that lost its role and takes it again |
 //! | `lease` | the lease in a real etcd: one holder at a time, whoever dies or is stopped |
 //! | `job` | a training job with a rank on each host, and what it said |
 
+mod again;
 mod catalog;
 mod copies;
 mod ending;

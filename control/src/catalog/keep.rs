@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tidemark_engine::cluster::state_of;
-use tidemark_namespace::{NamedNode, ROOT as TREE_ROOT, Unkept};
+use tidemark_namespace::{Moment, NamedNode, ROOT as TREE_ROOT, Unkept};
 use tidemark_protocol::cluster::kept::{
     self, CatalogNode, Change, KeptCatalog, Mark, Process, ProcessFate, ROOT, VALUE_BYTES_MAX, Writer,
 };
@@ -148,6 +148,8 @@ struct Part {
     published: BTreeMap<NodeLife, u64>,
     /// The part's number among all parts.
     begun: u64,
+    /// A moment of this tree: all changes until then are in this part or an earlier one.
+    moment: Moment,
 }
 
 impl Catalog {
@@ -250,13 +252,13 @@ impl Catalog {
         loop {
             // Everything found until nothing is left shows one moment, that of the last part, and is kept in one step or not at all.
             let (last, begun) = loop {
-                let Part { mut unkept, published, begun } = self.next_part().await;
+                let Part { mut unkept, published, begun, moment } = self.next_part().await;
                 script.take(&mut unkept, |node| {
                     let (node, names) = node;
                     CatalogNode { id: node.node, names, state: state_of(namespace, node) }
                 });
                 if unkept.all {
-                    break ((unkept, published), begun);
+                    break ((unkept, published, moment), begun);
                 }
                 // No coordinator reads a catalog that is not whole, so its parts need not wait here for each other.
                 if !script.is_whole() {
@@ -266,11 +268,17 @@ impl Catalog {
                     }
                 }
             };
-            let (unkept, published) = last;
+            let (unkept, published, moment) = last;
+            let known = self.lock().kept.get(&self.cluster.life).copied();
+            if known.is_none_or(|known| known < unkept.publication) {
+                // The answer to the step may be lost, and then the number in etcd says whether it was made.
+                self.cluster.note_told(unkept.publication, moment);
+            }
             script.finish(&published);
             if let Err(why) = self.write(&mut script, log).await {
                 return why;
             }
+            self.cluster.note_told(unkept.publication, moment);
             namespace.publications().kept_until(unkept.publication, unkept.loss);
             self.lock().kept.extend(published);
             if *self.keeping.kept.borrow() == NOBODY {
@@ -313,6 +321,7 @@ impl Catalog {
     async fn next_part(&self) -> Part {
         let _step = self.keeping.step().await;
         let begun = self.keeping.begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let moment = self.cluster.namespace().catalog().moment();
         let unkept = self.cluster.namespace().catalog().take_unkept(BATCH_ITEMS_MAX, BATCH_BYTES_MAX);
         let mut published = BTreeMap::new();
         // Only with the last part all names of a publication are there.
@@ -331,7 +340,7 @@ impl Catalog {
                 published.insert(self.cluster.life.clone(), unkept.publication);
             }
         }
-        Part { unkept, published, begun }
+        Part { unkept, published, begun, moment }
     }
 }
 

@@ -633,6 +633,12 @@ impl Cluster {
         self.publisher.told_until(publication.unwrap_or(0))
     }
 
+    /// Notes that this node's publications up to this one hold all changes here until the moment. A coordinator's own are those that etcd
+    /// keeps.
+    pub fn note_told(&self, publication: u64, moment: Moment) {
+        self.publisher.note_told(publication, moment);
+    }
+
     /// Returns the namespace of this node.
     #[must_use]
     pub fn namespace(&self) -> &Arc<Namespace> {

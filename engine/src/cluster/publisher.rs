@@ -169,8 +169,7 @@ pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
         }
         let wants_whole = turn.whole || namespace.publications().lost_operations().is_some();
         if nothing || all && !wants_whole {
-            let mut told = cluster.publisher.told.lock().unwrap_or_else(PoisonError::into_inner);
-            told.note(namespace.publications().last_publication(), now);
+            cluster.publisher.note_told(namespace.publications().last_publication(), now);
             return Ok(());
         }
     }
@@ -291,6 +290,10 @@ impl Publisher {
     /// Returns the moment up to which all changes here are in publications up to this one.
     pub(super) fn told_until(&self, publication: u64) -> Moment {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).until(publication)
+    }
+
+    pub(super) fn note_told(&self, publication: u64, moment: Moment) {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).note(publication, moment);
     }
 
     /// Watches these processes, so that their ends are published.
