@@ -111,14 +111,22 @@ impl Mirroring<'_> {
                 self.loses_name(parent, name, gone);
                 Ok(())
             }
-            NameOperation::Taken { from, file, attributes, .. } => {
+            NameOperation::Taken { path, from, file, attributes } => {
                 // The operation is published twice if the old file still exists because a program has it open.
                 if self.shows(*file) {
                     return Ok(());
                 }
                 let old =
                     self.state.node_of(*from, self.own).filter(|node| self.state.tree.is_reachable(*node));
-                self.give_names(old.ok_or(FsError::Stale)?, *file, attributes, home, now_ns).map(drop)
+                if let Some(old) = old {
+                    return self.give_names(old, *file, attributes, home, now_ns).map(drop);
+                }
+                // Who made the old file leaves that out, because it has been overwritten since.
+                let is_removed = self.state.removed.as_ref().is_some_and(|removed| removed.contains(*from));
+                if is_removed || self.state.tree.resolve(path).is_ok() {
+                    return Err(FsError::Stale);
+                }
+                self.make_file(path, *file, attributes, home, now_ns).map(drop)
             }
             NameOperation::Renamed { from, to, exchange, what } => {
                 let (from, to) = (self.state.tree.split(from)?, self.state.tree.split(to)?);

@@ -9,7 +9,8 @@
 use super::attr::observe;
 use super::carried::CarriedNames;
 use super::guarded::Guarded;
-use super::node::Node;
+use super::hidden::is_in_sight;
+use super::node::{Body, Node};
 use super::standing::node_in_sight;
 use super::tree::{Touched, Tree};
 use super::unanswered::Unanswered;
@@ -179,6 +180,20 @@ impl Publications<'_> {
             let outgoing =
                 state.outgoing.untold.get_or_insert_with(|| Unpublished::new(self.state.journal_bytes));
             outgoing.audience = Audience::Coordinator;
+            let (tree, identities, own) = (&state.tree, &state.identities, self.state.incarnation);
+            let shows =
+                |file| identities.node_of(tree, file, own).is_some_and(|node| is_in_sight(tree, node));
+            outgoing.unanswered.leave_undone_out(shows, |operation, path| {
+                let Some(node) = tree.resolve(path).ok().and_then(|found| tree.node(found).ok()) else {
+                    return false;
+                };
+                match operation {
+                    NameOperation::Symlink { target, .. } => {
+                        matches!(&node.body, Body::Symlink(here) if **here == target[..])
+                    }
+                    _ => node.is_directory(),
+                }
+            });
         });
     }
 

@@ -4,17 +4,21 @@ use super::super::{Caller, Namespace, NamespaceSettings};
 use super::*;
 use std::sync::Arc;
 use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
-use tidemark_protocol::id::Incarnation;
+use tidemark_protocol::id::{FileCounter, Incarnation};
+use tidemark_protocol::key::NodeLife;
 use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
 
 const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, now_ns: 1, request: 0 };
 
 fn tree() -> (tempfile::TempDir, Arc<Namespace>) {
+    tree_of(Incarnation(1))
+}
+
+fn tree_of(life: Incarnation) -> (tempfile::TempDir, Arc<Namespace>) {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let medium = MediumChoice::Directory(folder.path().to_path_buf());
     let tier1 = Tier1::open(Tier1Settings { size_bytes: 64 << 20, ballast: false, medium }).unwrap();
-    let settings =
-        NamespaceSettings { journal_bytes: Some(8 << 20), ..NamespaceSettings::new(Incarnation(1)) };
+    let settings = NamespaceSettings { journal_bytes: Some(8 << 20), ..NamespaceSettings::new(life) };
     let tree = Namespace::new(settings, tier1).unwrap();
     tree.publications().collect_outgoing();
     (folder, tree)
@@ -142,4 +146,102 @@ fn more_begun_files_than_are_looked_at_at_once_are_all_told_again() {
     }
     tree.publications().tell_begun();
     assert_eq!(told(), FILES);
+}
+
+/// A coordinator that loses the role tells its successor what it made, and not what others have put in that place since: the successor may
+/// be who did, and would have it undone.
+#[test]
+fn what_other_nodes_put_in_place_of_ones_own_is_not_undone_by_telling_the_own_again() {
+    let other = NodeLife { node: "n9".parse().unwrap(), incarnation: Incarnation(9) };
+    let file = |counter| FileId { incarnation: Incarnation(9), counter: FileCounter(counter) };
+    let made = |path: &str, counter| NameOperation::File {
+        path: path.into(),
+        file: file(counter),
+        attributes: NodeAttributes::default(),
+    };
+    let renamed = |from: &str, to: &str, what| NameOperation::Renamed {
+        from: from.into(),
+        to: to.into(),
+        exchange: false,
+        what,
+    };
+    let removed = |path: &str, what| NameOperation::Removed { path: path.into(), what };
+    let own = |tree: &Namespace, name: &str| {
+        let found = tree.nodes().node_at(name.as_bytes())?;
+        tree.state.look(|state| state.tree.node(found).unwrap().file().ok().map(|file| file.id))
+    };
+    type Makes<'a> = &'a dyn Fn(&Namespace);
+    let makes_file: Makes<'_> = &|tree| drop(tree.create(&ME, ROOT, b"z", 0o644, 1).unwrap());
+    let makes_link: Makes<'_> = &|tree| {
+        let _ = tree.names().symlink(&ME, ROOT, b"z", b"target").unwrap();
+    };
+    let makes_directory: Makes<'_> = &|tree| {
+        let _ = tree.names().mkdir(&ME, ROOT, b"z", 0o755).unwrap();
+    };
+    let moves: Makes<'_> = &|tree| {
+        makes_file(tree);
+        tree.names().rename(&ME, (ROOT, b"z"), (ROOT, b"y"), 0).unwrap();
+    };
+    let links: Makes<'_> = &|tree| {
+        makes_file(tree);
+        let z = tree.nodes().node_at(b"z").unwrap();
+        tree.names().link(&ME, z, ROOT, b"y").unwrap();
+        tree.names().unlink(&ME, ROOT, b"z").unwrap();
+    };
+    let removes: Makes<'_> = &|tree| {
+        makes_file(tree);
+        tree.names().unlink(&ME, ROOT, b"z").unwrap();
+    };
+    let unmakes_link: Makes<'_> = &|tree| {
+        makes_link(tree);
+        tree.names().unlink(&ME, ROOT, b"z").unwrap();
+    };
+    let unmakes_directory: Makes<'_> = &|tree| {
+        makes_directory(tree);
+        tree.names().rmdir(&ME, ROOT, b"z").unwrap();
+    };
+    let takes = |tree: &Namespace| {
+        let attributes = NodeAttributes::default();
+        let from = own(tree, "z").unwrap();
+        vec![NameOperation::Taken { path: b"z".into(), from, file: file(2), attributes }]
+    };
+    let replaces = |_: &Namespace| vec![made("a", 1), renamed("a", "z", Some(file(1)))];
+    let clears = |tree: &Namespace| vec![removed("z", own(tree, "z")), made("z", 1)];
+    let nothing = |_: &Namespace| Vec::new();
+    type Others<'a> = &'a dyn Fn(&Namespace) -> Vec<NameOperation>;
+    let cases: [(Makes<'_>, Others<'_>, usize); 13] = [
+        (makes_file, &nothing, 1),
+        (makes_file, &replaces, 0),
+        (makes_file, &clears, 0),
+        (makes_file, &takes, 0),
+        (makes_link, &nothing, 1),
+        (makes_link, &replaces, 0),
+        (makes_directory, &nothing, 1),
+        (makes_directory, &clears, 0),
+        (moves, &nothing, 2),
+        (links, &nothing, 3),
+        (removes, &replaces, 1),
+        (unmakes_link, &replaces, 0),
+        (unmakes_directory, &clears, 0),
+    ];
+    for (at, (makes, others, told)) in cases.into_iter().enumerate() {
+        let (_folder, tree) = tree();
+        tree.catalog().remember_removed(&[]);
+        tree.publications().lead_outgoing(true);
+        makes(&tree);
+        let others = others(&tree);
+        tree.mirror().follow(&others, &other, 1);
+        tree.catalog().forget_removed();
+        tree.publications().collect_outgoing();
+        let operations = tree.publications().take_operations(usize::MAX, usize::MAX).operations;
+        assert_eq!(operations.len(), told, "case {at}: {operations:?}");
+        // A successor that has what the other nodes did, and is told this.
+        let (_folder, successor) = tree_of(Incarnation(2));
+        successor.catalog().remember_removed(&[]);
+        successor.mirror().follow(&others, &other, 1);
+        let me = NodeLife { node: "n8".parse().unwrap(), incarnation: Incarnation(1) };
+        successor.mirror().follow(&operations, &me, 1);
+        let has = |tree: &Namespace| ["y", "z"].map(|name| tree.nodes().node_at(name.as_bytes()).is_some());
+        assert_eq!(has(&successor), has(&tree), "case {at}");
+    }
 }

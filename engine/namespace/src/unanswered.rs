@@ -8,7 +8,9 @@
 //! Such created names could include some that other nodes removed meanwhile.
 
 use std::collections::{BTreeMap, VecDeque};
+use tidemark_protocol::cluster::carried::{Carried, Made};
 use tidemark_protocol::cluster::wire::NameOperation;
+use tidemark_protocol::id::FileId;
 
 /// Operations kept while no coordinator takes them: a coordinator that is away for an hour while a save a minute makes a thousand files
 /// each. About 100 bytes each.
@@ -57,6 +59,14 @@ struct Kept {
     operation: NameOperation,
     /// Bytes that the operation takes in the journal; 0 if it is not there.
     journaled_bytes: u64,
+    /// Whether what the operation made is gone. A node that has what replaced it would have that replaced by the older of the two.
+    is_undone: bool,
+}
+
+impl Kept {
+    fn new(operation: NameOperation, journaled_bytes: u64) -> Self {
+        Self { operation, journaled_bytes, is_undone: false }
+    }
 }
 
 impl Unanswered {
@@ -83,7 +93,7 @@ impl Unanswered {
             is_whole &= number == all.next();
             let journaled_bytes = operation.to_bytes().len() as u64;
             all.journaled_bytes += journaled_bytes;
-            all.operations.push_back(Kept { operation, journaled_bytes });
+            all.operations.push_back(Kept::new(operation, journaled_bytes));
         }
         if !is_whole || all.progress.sent > all.operations.len() as u64 {
             all.lose();
@@ -101,7 +111,7 @@ impl Unanswered {
         if self.operations.len() >= OPERATIONS_MAX {
             self.lose();
         }
-        self.operations.push_back(Kept { operation, journaled_bytes: 0 });
+        self.operations.push_back(Kept::new(operation, 0));
     }
 
     /// Drops the operations: only publishing everything suffices now.
@@ -162,10 +172,35 @@ impl Unanswered {
         self.progress.answered
     }
 
+    /// Leaves out of publications what made files, directories and symlinks that are not there any more: other nodes have replaced or
+    /// removed them, or this node has. `shows`: whether a file has a name. `has`: whether what an operation made is at a path.
+    pub(super) fn leave_undone_out(
+        &mut self,
+        shows: impl Fn(FileId) -> bool,
+        has: impl Fn(&NameOperation, &[u8]) -> bool,
+    ) {
+        let carried = Carried::after(self.operations().cloned().collect());
+        for at in 0..self.operations.len() {
+            let operation = &self.operations[at].operation;
+            let is_undone = match (operation, carried.made_by(at)) {
+                // A removal says which file it means, so it may stay.
+                (NameOperation::File { file, .. }, _) => !shows(*file) && !carried.is_taken(*file),
+                (_, Some(Made::At(name))) => !has(operation, &name),
+                (_, Some(Made::RemovedBy(removal))) => {
+                    self.operations[removal].is_undone = true;
+                    true
+                }
+                (_, Some(Made::Gone) | None) => continue,
+            };
+            self.operations[at].is_undone = is_undone;
+        }
+    }
+
     /// Returns the publication that has not been answered, with its operations.
     pub(super) fn on_its_way(&self) -> Option<(u64, Vec<NameOperation>)> {
         let sent = usize::try_from(self.progress.sent).unwrap_or(usize::MAX);
-        let operations = || self.operations().take(sent).cloned().collect();
+        let sent = || self.operations.iter().take(sent).filter(|kept| !kept.is_undone);
+        let operations = || sent().map(|kept| kept.operation.clone()).collect();
         self.progress.on_its_way.then(|| (self.progress.publication, operations()))
     }
 

@@ -82,6 +82,30 @@ impl Carried {
         own.into_iter().chain(given).filter_map(|(path, next)| self.now(path, file, next)).collect()
     }
 
+    /// Returns what is left of the directory or symlink that operation `at` made; none for other operations.
+    #[must_use]
+    pub fn made_by(&self, at: usize) -> Option<Made> {
+        let (NameOperation::Directory { path, .. } | NameOperation::Symlink { path, .. }) =
+            &self.operations[at]
+        else {
+            return None;
+        };
+        let is_removal = |next: &usize| matches!(&self.operations[*next], NameOperation::Removed { path: removed, what: None } if removed == path);
+        let removal = self.first_from(path, at + 1).filter(is_removal);
+        Some(match (self.now(path, None, at + 1), removal) {
+            (Some(name), _) => Made::At(name),
+            (None, Some(removal)) => Made::RemovedBy(removal),
+            (None, None) => Made::Gone,
+        })
+    }
+
+    /// Whether an operation gives all names of this file to another.
+    #[must_use]
+    pub fn is_taken(&self, file: FileId) -> bool {
+        let of_file = self.by_file.get(&file).map_or(&[][..], Vec::as_slice);
+        of_file.iter().any(|at| matches!(self.operations[*at], NameOperation::Taken { .. }))
+    }
+
     /// Returns the present name of what had `path` right before the operation `next`; none if it was removed. No operation since then takes
     /// all names of the file.
     fn now(&self, path: &[u8], file: Option<FileId>, next: usize) -> Option<Vec<u8>> {
@@ -103,6 +127,17 @@ impl Carried {
         });
         firsts.min()
     }
+}
+
+/// What later operations left of something that an operation made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Made {
+    /// It has this name.
+    At(Vec<u8>),
+    /// This operation removed it, and none moved it before.
+    RemovedBy(usize),
+    /// It was moved and removed, or replaced.
+    Gone,
 }
 
 /// Returns a name after an operation on it or on a directory above; none if it was removed. `has_none`: the name is surely of before.
@@ -144,6 +179,7 @@ fn after(operation: &NameOperation, path: Vec<u8>, file: Option<FileId>, has_non
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::wire::NodeAttributes;
     use crate::id::{FileCounter, Incarnation};
 
     fn file(number: u64) -> Option<FileId> {
@@ -173,6 +209,32 @@ mod tests {
     fn names(operations: &[NameOperation], path: &str, file: Option<FileId>) -> Vec<String> {
         let names = carried(operations).names(path.as_bytes(), file).into_iter();
         names.map(|name| String::from_utf8(name).expect("names of tests are UTF-8")).collect()
+    }
+
+    #[test]
+    fn what_is_left_of_a_directory_is_found_by_the_operation_that_made_it() {
+        let made = || NameOperation::Directory { path: b"a".into(), attributes: NodeAttributes::default() };
+        let removed = |path: &str| NameOperation::Removed { path: path.into(), what: None };
+        let renamed = |from: &str, to: &str| NameOperation::Renamed {
+            from: from.into(),
+            to: to.into(),
+            exchange: false,
+            what: None,
+        };
+        for (later, left) in [
+            (vec![], Made::At(b"a".into())),
+            (vec![renamed("a", "b")], Made::At(b"b".into())),
+            (vec![removed("a")], Made::RemovedBy(1)),
+            (vec![removed("a"), made()], Made::RemovedBy(1)),
+            (vec![renamed("a", "b"), removed("b")], Made::Gone),
+            (vec![renamed("c", "a")], Made::Gone),
+        ] {
+            let carried = Carried::after([made()].into_iter().chain(later.clone()).collect());
+            assert_eq!(carried.made_by(0), Some(left), "{later:?}");
+            assert!(
+                (1..carried.len()).all(|at| carried.made_by(at).is_none_or(|it| it == Made::At(b"a".into())))
+            );
+        }
     }
 
     #[test]
