@@ -37,7 +37,7 @@ const ALONE: &str = "one node that is alone, with as many writers";
 
 /// Numbers of simulated nodes, one after the other. The last is the size of a large cluster, and the most for which a daemon with 20,000
 /// descriptors has room: a connection from each node and one to it.
-const SIMULATED: [usize; 5] = [100, 300, 1000, 3000, 9_900];
+const SIMULATED: [usize; 4] = [128, 1_024, 4_096, 9_900];
 const SMOKE_SIMULATED: [usize; 2] = [10, 30];
 const BEATS_FOR: Duration = Duration::from_secs(10);
 const SMOKE_BEATS_FOR: Duration = Duration::from_secs(1);

@@ -19,6 +19,7 @@ mod restore;
 mod restore_peer;
 mod restore_s3;
 mod seal;
+mod succession;
 mod torch;
 mod upload;
 mod upload_s3;
@@ -57,6 +58,7 @@ const STAGES: &[Stage] = &[
     stage!(replicate),
     stage!(restore_peer),
     stage!(catalog),
+    stage!(succession),
     stage!(cluster_save),
 ];
 

@@ -1,7 +1,7 @@
 //! Many nodes of one cluster in this process: no mount, no memory, only the messages that they exchange with the coordinator, over the real
 //! links.
 //!
-//! Owns: their links, joining, beating at the interval that the coordinator sets, publishing and looking. Does not own: the coordinator,
+//! Owns: their links, joining one coordinator after another, beating at the interval that it sets, publishing and looking. Does not own: the coordinator,
 //! which is a real daemon; times and counts.
 
 use anyhow::{Context, bail};
@@ -12,17 +12,19 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::cluster::wire::{
     self, Answer, Beat, Beaten, FileFacts, Intent, Join, Joined, Look, Looked, NameOperation, NodeAttributes,
-    NodeKind, NodeState, Publication, Published, ToCoordinator, WireState,
+    NodeKind, NodeState, Publication, Published, ToCoordinator, ToNode, WireState,
 };
-use tidemark_protocol::id::{Epoch, FileCounter, FileId, Generation, Incarnation, SealNumber, StartId};
+use tidemark_protocol::id::{
+    Epoch, FileCounter, FileId, Generation, Incarnation, NodeName, SealNumber, StartId,
+};
 use tidemark_protocol::key::NodeLife;
-use tidemark_protocol::membership::BEAT_MS;
+use tidemark_protocol::membership::{Ask, BEAT_MS, Heard, Life};
 use tidemark_transport::tcp::{self, Security};
 use tidemark_transport::{Address, Identity, Link, Peer, Refusal, Service, Tcp};
 use tokio::runtime::Runtime;
@@ -36,6 +38,10 @@ pub const NODES_MAX: usize = 6_000;
 const AT_ONCE: usize = 32;
 /// The daemon's own limit for answers that may depend on other nodes' answers.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// The most times that a question is asked, and the time between two.
+const ASKED_MAX: usize = 20;
+const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// The numbers of messages and of their answers.
 #[derive(Debug, Default)]
@@ -54,7 +60,7 @@ pub struct Counted {
 #[derive(Debug)]
 pub struct Simulated {
     runtime: Runtime,
-    coordinator: Address,
+    coordinator: Arc<RwLock<Address>>,
     /// The number of the first node.
     first: usize,
     nodes: Vec<Arc<One>>,
@@ -67,21 +73,35 @@ struct One {
     life: NodeLife,
     start: StartId,
     link: Tcp,
-    coordinator: Address,
+    coordinator: Arc<RwLock<Address>>,
     epoch: AtomicU64,
+    /// The number of the last publication.
+    published: AtomicU64,
     /// The interval between two beats that the coordinator set last.
     interval_ms: AtomicU64,
 }
 
-/// A service that answers every message of the coordinator with "done".
-struct Done(Arc<Counted>);
+/// A service that answers every message of the coordinator with "done", and says which nodes it hears.
+struct Done {
+    life: Life,
+    counted: Arc<Counted>,
+}
 
 #[async_trait]
 impl Service for Done {
     async fn call(&self, _: Peer, body: Bytes) -> Result<Bytes, Refusal> {
-        self.0.heard.fetch_add(1, Ordering::Relaxed);
-        self.0.heard_bytes.fetch_add(body.len() as u64, Ordering::Relaxed);
-        Ok(Bytes::from(wire::encode(&()).expect("nothing is encoded in a byte")))
+        self.counted.heard.fetch_add(1, Ordering::Relaxed);
+        self.counted.heard_bytes.fetch_add(body.len() as u64, Ordering::Relaxed);
+        let answer = match body.get(1..).map(wire::decode::<ToNode>) {
+            Some(Ok(ToNode::Knock)) => wire::encode(&self.life),
+            Some(Ok(ToNode::Ask(Ask { epoch, question, about, .. }))) => {
+                // Simulated nodes live as long as their process. A daemon that is asked about was killed.
+                let (from, heard) = (self.life.clone(), is_simulated(&about.node));
+                wire::encode(&Heard { from, epoch, question, about: about.node, heard })
+            }
+            _ => wire::encode(&()),
+        };
+        Ok(Bytes::from(answer.expect("what a node answers is small")))
     }
     fn tell(&self, _: Peer, _: Bytes) {}
     fn epoch(&self) -> u64 {
@@ -103,6 +123,7 @@ impl Simulated {
         setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
             .context("raise the limit of descriptors")?;
         let (nodes, beating) = (Vec::new(), Vec::new());
+        let coordinator = Arc::new(RwLock::new(coordinator));
         Ok(Self { runtime, coordinator, first, nodes, beating, counted: Arc::default() })
     }
 
@@ -122,7 +143,7 @@ impl Simulated {
         let (counted, coordinator) = (&self.counted, &self.coordinator);
         let joined: Vec<_> = self.runtime.block_on(async {
             let each = (first..first + more).map(|number| async move {
-                let one = One::open(number, coordinator.clone(), Arc::clone(counted)).await?;
+                let one = One::open(number, Arc::clone(coordinator), Arc::clone(counted)).await?;
                 let started = Instant::now();
                 if started >= until {
                     return Ok(Err(format!("{} s had passed", limit.as_secs())));
@@ -162,10 +183,25 @@ impl Simulated {
     /// The coordinator refuses a publication.
     pub fn publish(&self, first: usize) -> anyhow::Result<Vec<f64>> {
         self.each(first, |one, number| async move {
-            let published: Published = one.ask(&ToCoordinator::Publish(one.publication(number))).await?;
+            let message = ToCoordinator::Publish(one.publication(number));
+            let published: Published = one.ask_on(&message).await?;
             anyhow::ensure!(!published.whole_wanted, "node {number} was not known any more");
+            one.published.store(1, Ordering::Relaxed);
             Ok(())
         })
+    }
+
+    /// Makes all nodes join another coordinator, which has their publications, and tell it that they have nothing to add.
+    ///
+    /// # Errors
+    /// The coordinator refuses a node.
+    pub fn follow(&self, coordinator: Address) -> anyhow::Result<()> {
+        *self.coordinator.write().unwrap_or_else(PoisonError::into_inner) = coordinator;
+        let joined = self.each(0, |one, number| async move {
+            one.join().await.with_context(|| format!("node {number} joins the next coordinator"))?;
+            one.ask_on::<()>(&ToCoordinator::Reported).await
+        });
+        joined.map(drop)
     }
 
     /// Makes each node from `first` on look for the file of the node before it. Returns the seconds of each.
@@ -177,7 +213,7 @@ impl Simulated {
         self.each(first, |one, number| async move {
             let directory = directory_of((number + count - 1) % count).into_bytes();
             let look = Look { directory, name: FILE.to_vec(), intent: Intent::Read };
-            let answer: Answer<Looked> = one.ask(&ToCoordinator::Look(look)).await?;
+            let answer: Answer<Looked> = one.ask_on(&ToCoordinator::Look(look)).await?;
             let Answer::Known(looked) = answer else { bail!("the coordinator does not know yet") };
             anyhow::ensure!(looked.found.is_some(), "the file of the node before {number} is not known");
             Ok(())
@@ -198,6 +234,14 @@ impl Simulated {
     }
 }
 
+fn name_of(number: usize) -> String {
+    format!("s{number}")
+}
+
+fn is_simulated(node: &NodeName) -> bool {
+    node.as_str().strip_prefix('s').is_some_and(|number| number.parse::<usize>().is_ok())
+}
+
 const FILE: &[u8] = b"rank.log";
 
 fn directory_of(number: usize) -> String {
@@ -205,8 +249,12 @@ fn directory_of(number: usize) -> String {
 }
 
 impl One {
-    async fn open(number: usize, coordinator: Address, counted: Arc<Counted>) -> anyhow::Result<Self> {
-        let node = format!("s{number}");
+    async fn open(
+        number: usize,
+        coordinator: Arc<RwLock<Address>>,
+        counted: Arc<Counted>,
+    ) -> anyhow::Result<Self> {
+        let node = name_of(number);
         let incarnation = Incarnation(1 + number as u64);
         let start = StartId(1 + number as u64);
         let settings = tcp::Settings {
@@ -221,8 +269,9 @@ impl One {
             incarnation: incarnation.0,
             start: start.0,
         };
-        let link = Tcp::listen(identity, settings, Arc::new(Done(counted))).await.context("listen")?;
-        let node = node.parse().context("its name")?;
+        let node: NodeName = node.parse().context("its name")?;
+        let service = Done { life: Life { node: node.clone(), incarnation, start }, counted };
+        let link = Tcp::listen(identity, settings, Arc::new(service)).await.context("listen")?;
         let life = NodeLife { node, incarnation };
         Ok(Self {
             life,
@@ -230,6 +279,7 @@ impl One {
             link,
             coordinator,
             epoch: AtomicU64::new(0),
+            published: AtomicU64::new(0),
             interval_ms: AtomicU64::new(BEAT_MS),
         })
     }
@@ -237,8 +287,22 @@ impl One {
     async fn ask<T: DeserializeOwned>(&self, message: &ToCoordinator) -> anyhow::Result<T> {
         let mut body = vec![TO_COORDINATOR];
         body.extend(wire::encode(message)?);
-        let answer = self.link.call(&self.coordinator, body.into(), ANSWER_MAX).await?;
+        let coordinator = self.coordinator.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let answer = self.link.call(&coordinator, body.into(), ANSWER_MAX).await?;
         Ok(wire::decode(&answer)?)
+    }
+
+    /// Asks until the coordinator answers, as a daemon does: etcd may be slow, and a node whose beats came too late has to join again.
+    async fn ask_on<T: DeserializeOwned>(&self, message: &ToCoordinator) -> anyhow::Result<T> {
+        for _ in 1..ASKED_MAX {
+            if let Ok(answer) = self.ask(message).await {
+                return Ok(answer);
+            }
+            tokio::time::sleep(ASK_AGAIN).await;
+            // The next question shows whether it helped.
+            drop(self.join().await);
+        }
+        self.ask(message).await
     }
 
     async fn join(&self) -> anyhow::Result<()> {
@@ -248,7 +312,7 @@ impl One {
             address: self.link.local_address().to_string(),
             labels: BTreeMap::new(),
             epoch: Epoch(0),
-            publication: 0,
+            publication: self.published.load(Ordering::Relaxed),
             alone: Vec::new(),
             version: "simulated".to_owned(),
         };

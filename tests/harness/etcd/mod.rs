@@ -131,6 +131,11 @@ impl Etcd {
         serving.unwrap_or_else(|| panic!("etcd: {}", machine::tail(&self.folder.path().join("log"), 20)))
     }
 
+    /// Returns the number of the process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Returns `host:port`.
     pub fn endpoint(&self) -> String {
         format!("{}:{}", address(self.host.as_ref()), self.client_port)
