@@ -265,14 +265,14 @@ impl CatalogTree<'_> {
     }
 }
 
-/// Whether a hidden path belongs to torn checkpoints. Hidden copies of other nodes' files are not kept elsewhere.
-fn is_torn(path: &[u8]) -> bool {
-    path_of_torn(path).is_some() || path == [HIDDEN, TORN].join(&b'/')
+/// Whether other nodes are told of a path: hidden copies of other nodes' files are nobody else's business, but torn checkpoints are.
+pub(super) fn is_told(path: &[u8]) -> bool {
+    let is_torn = || path_of_torn(path).is_some() || path == [HIDDEN, TORN].join(&b'/');
+    !is_hidden(path) || path == HIDDEN || is_torn()
 }
 
 fn unkept_node(tree: &Tree, id: NodeId) -> Option<NamedNode> {
     let node = tree.nodes.get(&id)?;
-    let is_told = |path: &[u8]| !is_hidden(path) || path == HIDDEN || is_torn(path);
     let names: Vec<_> = node
         .links()
         .filter(|link| tree.path(*link).is_some_and(|path| is_told(&path)))

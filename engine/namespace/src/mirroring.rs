@@ -121,7 +121,7 @@ impl Mirroring<'_> {
                 if let Some(old) = old {
                     return self.give_names(old, *file, attributes, home, now_ns).map(drop);
                 }
-                // Who made the old file leaves that out, because it has been overwritten since.
+                // The node that made the old file does not tell that any more, because the file was overwritten.
                 let is_removed = self.state.removed.as_ref().is_some_and(|removed| removed.contains(*from));
                 if is_removed || self.state.tree.resolve(path).is_ok() {
                     return Err(FsError::Stale);

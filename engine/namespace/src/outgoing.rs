@@ -8,9 +8,9 @@
 
 use super::attr::observe;
 use super::carried::CarriedNames;
+use super::catalog::is_told;
 use super::guarded::Guarded;
-use super::hidden::is_in_sight;
-use super::node::{Body, Node};
+use super::node::Node;
 use super::standing::node_in_sight;
 use super::tree::{Touched, Tree};
 use super::unanswered::Unanswered;
@@ -180,20 +180,6 @@ impl Publications<'_> {
             let outgoing =
                 state.outgoing.untold.get_or_insert_with(|| Unpublished::new(self.state.journal_bytes));
             outgoing.audience = Audience::Coordinator;
-            let (tree, identities, own) = (&state.tree, &state.identities, self.state.incarnation);
-            let shows =
-                |file| identities.node_of(tree, file, own).is_some_and(|node| is_in_sight(tree, node));
-            outgoing.unanswered.leave_undone_out(shows, |operation, path| {
-                let Some(node) = tree.resolve(path).ok().and_then(|found| tree.node(found).ok()) else {
-                    return false;
-                };
-                match operation {
-                    NameOperation::Symlink { target, .. } => {
-                        matches!(&node.body, Body::Symlink(here) if **here == target[..])
-                    }
-                    _ => node.is_directory(),
-                }
-            });
         });
     }
 
@@ -339,9 +325,20 @@ impl Publications<'_> {
         self.with_unanswered(Unanswered::answered);
     }
 
-    /// Notes that the last publication is not sent again: its content is published with everything.
+    /// Notes that the last publication is not sent again: its content is published with everything. Files that other nodes have removed or
+    /// replaced since are not made again.
     pub fn publication_unsent(&self) {
-        self.with_unanswered(Unanswered::unsent);
+        self.publish(|state| {
+            let (tree, identities, own) = (&state.tree, &state.identities, self.state.incarnation);
+            let Some(outgoing) = &mut state.outgoing.untold else { return Told::default() };
+            outgoing.unanswered.unsent();
+            outgoing.unanswered.end_replaced(|file| {
+                let node = identities.node_of(tree, file, own).and_then(|node| tree.nodes.get(&node));
+                let mut paths = node.iter().flat_map(|node| node.links()).filter_map(|link| tree.path(link));
+                paths.any(|path| is_told(&path))
+            });
+            Told::default()
+        });
     }
 
     /// Returns the last loss of unpublished operations, if everything was not published since. Until then states create names.

@@ -8,7 +8,7 @@
 //! Such created names could include some that other nodes removed meanwhile.
 
 use std::collections::{BTreeMap, VecDeque};
-use tidemark_protocol::cluster::carried::{Carried, Made};
+use tidemark_protocol::cluster::carried::Carried;
 use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::id::FileId;
 
@@ -59,14 +59,6 @@ struct Kept {
     operation: NameOperation,
     /// Bytes that the operation takes in the journal; 0 if it is not there.
     journaled_bytes: u64,
-    /// Whether what the operation made is gone. A node that has what replaced it would have that replaced by the older of the two.
-    is_undone: bool,
-}
-
-impl Kept {
-    fn new(operation: NameOperation, journaled_bytes: u64) -> Self {
-        Self { operation, journaled_bytes, is_undone: false }
-    }
 }
 
 impl Unanswered {
@@ -93,7 +85,7 @@ impl Unanswered {
             is_whole &= number == all.next();
             let journaled_bytes = operation.to_bytes().len() as u64;
             all.journaled_bytes += journaled_bytes;
-            all.operations.push_back(Kept::new(operation, journaled_bytes));
+            all.operations.push_back(Kept { operation, journaled_bytes });
         }
         if !is_whole || all.progress.sent > all.operations.len() as u64 {
             all.lose();
@@ -111,7 +103,7 @@ impl Unanswered {
         if self.operations.len() >= OPERATIONS_MAX {
             self.lose();
         }
-        self.operations.push_back(Kept::new(operation, 0));
+        self.operations.push_back(Kept { operation, journaled_bytes: 0 });
     }
 
     /// Drops the operations: only publishing everything suffices now.
@@ -172,35 +164,32 @@ impl Unanswered {
         self.progress.answered
     }
 
-    /// Leaves out of publications what made files, directories and symlinks that are not there any more: other nodes have replaced or
-    /// removed them, or this node has. `shows`: whether a file has a name. `has`: whether what an operation made is at a path.
-    pub(super) fn leave_undone_out(
-        &mut self,
-        shows: impl Fn(FileId) -> bool,
-        has: impl Fn(&NameOperation, &[u8]) -> bool,
-    ) {
+    /// Replaces what made a file that other nodes have removed or replaced since by the file's removal. A node that has the file's successor
+    /// would otherwise be made to replace it by the older of the two. No publication is on its way. `is_here`: whether a file has a name.
+    pub(super) fn end_replaced(&mut self, is_here: impl Fn(FileId) -> bool) {
         let carried = Carried::after(self.operations().cloned().collect());
-        for at in 0..self.operations.len() {
-            let operation = &self.operations[at].operation;
-            let is_undone = match (operation, carried.made_by(at)) {
-                // A removal says which file it means, so it may stay.
-                (NameOperation::File { file, .. }, _) => !shows(*file) && !carried.is_taken(*file),
-                (_, Some(Made::At(name))) => !has(operation, &name),
-                (_, Some(Made::RemovedBy(removal))) => {
-                    self.operations[removal].is_undone = true;
-                    true
-                }
-                (_, Some(Made::Gone) | None) => continue,
-            };
-            self.operations[at].is_undone = is_undone;
+        let mut first = None;
+        for (at, kept) in self.operations.iter_mut().enumerate() {
+            if let NameOperation::File { path, file, .. } = &kept.operation
+                && !carried.left_by(at).is_empty()
+                && !is_here(*file)
+            {
+                kept.operation = NameOperation::Removed { path: path.clone(), what: Some(*file) };
+                first = first.or(Some(at));
+            }
+        }
+        // The journal gets them under the same numbers.
+        if let (Some(first), Some(journaled)) = (first, &mut self.journaled) {
+            *journaled = (*journaled).min(self.progress.first + first as u64);
+            let again = self.operations.iter_mut().skip(first);
+            self.journaled_bytes -= again.map(|kept| std::mem::take(&mut kept.journaled_bytes)).sum::<u64>();
         }
     }
 
     /// Returns the publication that has not been answered, with its operations.
     pub(super) fn on_its_way(&self) -> Option<(u64, Vec<NameOperation>)> {
         let sent = usize::try_from(self.progress.sent).unwrap_or(usize::MAX);
-        let sent = || self.operations.iter().take(sent).filter(|kept| !kept.is_undone);
-        let operations = || sent().map(|kept| kept.operation.clone()).collect();
+        let operations = || self.operations().take(sent).cloned().collect();
         self.progress.on_its_way.then(|| (self.progress.publication, operations()))
     }
 

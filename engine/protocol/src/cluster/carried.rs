@@ -82,28 +82,18 @@ impl Carried {
         own.into_iter().chain(given).filter_map(|(path, next)| self.now(path, file, next)).collect()
     }
 
-    /// Returns what is left of the directory or symlink that operation `at` made; none for other operations.
+    /// Returns the names that operation `at`, which makes a file, and the later ones leave to that file. None for other operations, and where
+    /// a later one gives the file's names to another file.
     #[must_use]
-    pub fn made_by(&self, at: usize) -> Option<Made> {
-        let (NameOperation::Directory { path, .. } | NameOperation::Symlink { path, .. }) =
-            &self.operations[at]
-        else {
-            return None;
-        };
-        let is_removal = |next: &usize| matches!(&self.operations[*next], NameOperation::Removed { path: removed, what: None } if removed == path);
-        let removal = self.first_from(path, at + 1).filter(is_removal);
-        Some(match (self.now(path, None, at + 1), removal) {
-            (Some(name), _) => Made::At(name),
-            (None, Some(removal)) => Made::RemovedBy(removal),
-            (None, None) => Made::Gone,
-        })
-    }
-
-    /// Whether an operation gives all names of this file to another.
-    #[must_use]
-    pub fn is_taken(&self, file: FileId) -> bool {
-        let of_file = self.by_file.get(&file).map_or(&[][..], Vec::as_slice);
-        of_file.iter().any(|at| matches!(self.operations[*at], NameOperation::Taken { .. }))
+    pub fn left_by(&self, at: usize) -> Vec<Vec<u8>> {
+        let NameOperation::File { path, file, .. } = &self.operations[at] else { return Vec::new() };
+        let of_file = self.by_file.get(file).map_or(&[][..], Vec::as_slice);
+        if of_file.iter().any(|at| matches!(self.operations[*at], NameOperation::Taken { .. })) {
+            return Vec::new();
+        }
+        let linked = of_file.iter().map(|at| (self.operations[*at].path(), at + 1));
+        let names = [(path.as_slice(), at + 1)].into_iter().chain(linked);
+        names.filter_map(|(path, next)| self.now(path, Some(*file), next)).collect()
     }
 
     /// Returns the present name of what had `path` right before the operation `next`; none if it was removed. No operation since then takes
@@ -127,17 +117,6 @@ impl Carried {
         });
         firsts.min()
     }
-}
-
-/// What later operations left of something that an operation made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Made {
-    /// It has this name.
-    At(Vec<u8>),
-    /// This operation removed it, and none moved it before.
-    RemovedBy(usize),
-    /// It was moved and removed, or replaced.
-    Gone,
 }
 
 /// Returns a name after an operation on it or on a directory above; none if it was removed. `has_none`: the name is surely of before.
@@ -212,28 +191,34 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_directory_is_found_by_the_operation_that_made_it() {
-        let made = || NameOperation::Directory { path: b"a".into(), attributes: NodeAttributes::default() };
-        let removed = |path: &str| NameOperation::Removed { path: path.into(), what: None };
-        let renamed = |from: &str, to: &str| NameOperation::Renamed {
-            from: from.into(),
-            to: to.into(),
-            exchange: false,
-            what: None,
+    fn a_file_that_was_made_has_the_names_that_later_operations_leave_to_it() {
+        let made = |number| NameOperation::File {
+            path: b"a".into(),
+            file: file(number).unwrap(),
+            attributes: NodeAttributes::default(),
+        };
+        let removed = |path: &str| NameOperation::Removed { path: path.into(), what: file(1) };
+        let linked = NameOperation::Linked { from: b"a".into(), path: b"b".into(), what: file(1) };
+        let taken = NameOperation::Taken {
+            path: b"a".into(),
+            from: file(1).unwrap(),
+            file: file(2).unwrap(),
+            attributes: NodeAttributes::default(),
         };
         for (later, left) in [
-            (vec![], Made::At(b"a".into())),
-            (vec![renamed("a", "b")], Made::At(b"b".into())),
-            (vec![removed("a")], Made::RemovedBy(1)),
-            (vec![removed("a"), made()], Made::RemovedBy(1)),
-            (vec![renamed("a", "b"), removed("b")], Made::Gone),
-            (vec![renamed("c", "a")], Made::Gone),
+            (vec![], vec!["a"]),
+            (vec![renamed("a", "b", file(1))], vec!["b"]),
+            (vec![linked.clone()], vec!["a", "b"]),
+            (vec![linked, removed("a")], vec!["b"]),
+            (vec![removed("a")], vec![]),
+            (vec![made(2)], vec![]),
+            (vec![taken], vec![]),
         ] {
-            let carried = Carried::after([made()].into_iter().chain(later.clone()).collect());
-            assert_eq!(carried.made_by(0), Some(left), "{later:?}");
-            assert!(
-                (1..carried.len()).all(|at| carried.made_by(at).is_none_or(|it| it == Made::At(b"a".into())))
-            );
+            let before = NameOperation::Removed { path: b"a".into(), what: file(3) };
+            let carried = Carried::after([before, made(1)].into_iter().chain(later.clone()).collect());
+            let left: Vec<_> = left.into_iter().map(|path| path.as_bytes().to_vec()).collect();
+            assert_eq!(carried.left_by(1), left, "{later:?}");
+            assert!(carried.left_by(0).is_empty(), "it makes nothing");
         }
     }
 
