@@ -96,7 +96,8 @@ pub(super) async fn tell_nothing(cluster: &Cluster) {
 pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64) {
     let mut turn = cluster.publisher.turn.lock().await;
     // A coordinator collects no states.
-    turn.whole |= cluster.led.swap(false, Ordering::AcqRel) || joined.states;
+    let led = cluster.led.swap(false, Ordering::AcqRel);
+    turn.whole |= led || joined.states;
     let namespace = &cluster.namespace;
     let last = namespace.publications().last_publication();
     tracing::debug!(last, answered, heard = joined.published, joined.states, "how far this node was heard");
@@ -108,8 +109,8 @@ pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64)
             turn.unanswered = None;
             namespace.publications().publication_answered();
         }
-        // The unanswered publication is sent again, unchanged.
-        Some(heard) if heard >= answered && has_all_but_last(heard) => {}
+        // The unanswered publication is sent again, unchanged. A coordinator's own goes into etcd only, and is not there.
+        Some(heard) if heard >= answered && has_all_but_last(heard) && !led => {}
         heard => {
             // Operations that the coordinator lacks come first. States make names only if operations are missing as well.
             (turn.unanswered, turn.whole) = (None, true);
