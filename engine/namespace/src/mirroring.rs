@@ -64,9 +64,7 @@ impl Mirroring<'_> {
                 .is_some_and(|node| self.state.tree.is_reachable(node)),
             NodeKind::Directory => there().is_some_and(Node::is_directory),
             // Another target is another link: a name that was lost to one is not won back by telling how the old one stands.
-            NodeKind::Symlink { target } => {
-                there().is_some_and(|node| matches!(&node.body, Body::Symlink(here) if **here == target[..]))
-            }
+            NodeKind::Symlink { target } => there().is_some_and(|node| node.links_to(target)),
         }
     }
 
@@ -442,7 +440,8 @@ fn is_made_by_others(tree: &Tree, node: NodeId, nodes: &Range<NodeId>, home: Inc
         }
 }
 
-/// Whether an operation of `home` would supersede, move or remove nodes among `nodes` that other nodes made.
+/// Whether an operation of `home`, which was away, would supersede, move or remove what other nodes made or put in place meanwhile. `nodes`:
+/// those made meanwhile.
 pub(super) fn meets_made(
     tree: &Tree,
     operation: &NameOperation,
@@ -450,13 +449,15 @@ pub(super) fn meets_made(
     home: Incarnation,
 ) -> bool {
     let made = |path: &[u8]| tree.resolve(path).is_ok_and(|node| is_made_by_others(tree, node, nodes, home));
+    let there = |path: &[u8]| tree.node(tree.resolve(path).ok()?).ok();
     match operation {
-        // Two nodes that make the same directory share it.
-        NameOperation::Directory { path, .. } => {
-            let is_directory = |node| tree.node(node).is_ok_and(Node::is_directory);
-            !tree.resolve(path).is_ok_and(is_directory) && made(path)
+        // Its node found these names free. Whatever has them by now got them meanwhile, also if it is older and was renamed. Two nodes that make
+        // the same directory share it.
+        NameOperation::Directory { path, .. } => there(path).is_some_and(|node| !node.is_directory()),
+        NameOperation::Symlink { path, target, .. } => there(path).is_some_and(|node| !node.links_to(target)),
+        NameOperation::File { path, file, .. } => {
+            there(path).is_some_and(|node| !node.file().is_ok_and(|there| there.id == *file))
         }
-        NameOperation::Symlink { path, .. } | NameOperation::File { path, .. } => made(path),
         // A file is identified by more than its name.
         NameOperation::Removed { path, what } => what.is_none() && made(path),
         NameOperation::Renamed { from, to, what, .. } => made(to) || what.is_none() && made(from),

@@ -185,6 +185,11 @@ impl Node {
         matches!(self.body, Body::Directory(_))
     }
 
+    /// Whether this is a symlink with that target.
+    pub(super) fn links_to(&self, target: &[u8]) -> bool {
+        matches!(&self.body, Body::Symlink(here) if **here == *target)
+    }
+
     pub(super) fn directory(&self) -> Result<&Directory, FsError> {
         match &self.body {
             Body::Directory(directory) => Ok(directory),

@@ -257,3 +257,48 @@ fn a_daemon_that_takes_over_tells_the_same() {
     let next = Namespace::recover(settings, tier1, false, &mut |_| None).unwrap();
     assert_eq!(next.publications().untold_operations(), told);
 }
+
+/// A node that was away found a name free that another node gives to something meanwhile: that stays, although it is older.
+#[test]
+fn what_was_put_in_place_while_a_node_was_away_stays() {
+    let life = |node: &str, life| NodeLife { node: node.parse().unwrap(), incarnation: Incarnation(life) };
+    let (away, here) = (life("n8", 8), life("n9", 9));
+    let file = |life, counter| FileId { incarnation: Incarnation(life), counter: FileCounter(counter) };
+    let attributes = NodeAttributes::default;
+    let made = |path: &str, file| NameOperation::File { path: path.into(), file, attributes: attributes() };
+    let moved = |what| NameOperation::Renamed { from: b"a".into(), to: b"z".into(), exchange: false, what };
+    let linked = |target: &str| NameOperation::Symlink {
+        path: b"z".into(),
+        target: target.into(),
+        attributes: attributes(),
+    };
+    let directory = |path: &str| NameOperation::Directory { path: path.into(), attributes: attributes() };
+    // What the node that is away had made before may be what another node moves.
+    for (old, then) in [
+        (made("a", file(8, 1)), Some(file(8, 1))),
+        (made("a", file(9, 1)), Some(file(9, 1))),
+        (directory("a"), None),
+    ] {
+        for new in [made("z", file(8, 2)), linked("target")] {
+            let (_folder, tree) = tree();
+            tree.catalog().remember_removed(&[]);
+            tree.mirror().follow(std::slice::from_ref(&old), &away, 1);
+            tree.catalog().gives_up(&away);
+            tree.mirror().follow(&[moved(then)], &here, 1);
+            let there = tree.nodes().node_at(b"z");
+            assert!(there.is_some());
+            tree.mirror().follow(std::slice::from_ref(&new), &away, 2);
+            assert_eq!(tree.nodes().node_at(b"z"), there, "{old:?} and then {new:?}");
+        }
+    }
+    let (_folder, tree) = tree();
+    tree.catalog().remember_removed(&[]);
+    tree.catalog().gives_up(&away);
+    for from in [&here, &away] {
+        tree.mirror().follow(&[directory("d"), linked("target")], from, 1);
+    }
+    let found = |path: &[u8]| tree.nodes().node_at(path).is_some();
+    assert!(found(b"d") && found(b"z"), "two nodes that make the same share it");
+    tree.mirror().follow(&[made("free", file(8, 3))], &away, 2);
+    assert!(found(b"free"));
+}
