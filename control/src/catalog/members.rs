@@ -248,8 +248,9 @@ impl Catalog {
         });
         let members = state.roll.encoded().map_err(|error| invalid(error.to_string()))?;
         let published = self.answered_until(from, &state);
-        // A node that was no longer expected has to publish its present state.
-        let states = state.hearing.asks_states(from) || was_given_up;
+        // A node that was no longer expected has to publish its present state. The answer to an earlier join may be lost.
+        let was_away = self.cluster.namespace().catalog().made_while_away(from).is_some();
+        let states = state.hearing.asks_states(from) || was_given_up || was_away;
         self.cluster.namespace().catalog().is_back(from);
         Ok(Joined { admit, members, published, states, alone })
     }

@@ -64,7 +64,9 @@ impl Mirroring<'_> {
                 .is_some_and(|node| self.state.tree.is_reachable(node)),
             NodeKind::Directory => there().is_some_and(Node::is_directory),
             // Another target is another link: a name that was lost to one is not won back by telling how the old one stands.
-            NodeKind::Symlink { target } => there().is_some_and(|node| node.links_to(target)),
+            NodeKind::Symlink { target } => {
+                there().is_some_and(|node| matches!(&node.body, Body::Symlink(here) if **here == target[..]))
+            }
         }
     }
 
@@ -440,8 +442,8 @@ fn is_made_by_others(tree: &Tree, node: NodeId, nodes: &Range<NodeId>, home: Inc
         }
 }
 
-/// Whether an operation of `home`, which was away, would supersede, move or remove what other nodes made or put in place meanwhile. `nodes`:
-/// those made meanwhile.
+/// Whether an operation of `home`, which was away, would supersede, move or remove what other nodes made meanwhile, or supersede a file that
+/// they moved there. `nodes`: the numbers that were given meanwhile.
 pub(super) fn meets_made(
     tree: &Tree,
     operation: &NameOperation,
@@ -449,14 +451,17 @@ pub(super) fn meets_made(
     home: Incarnation,
 ) -> bool {
     let made = |path: &[u8]| tree.resolve(path).is_ok_and(|node| is_made_by_others(tree, node, nodes, home));
+    // A rename gives a file a number like that of a new node.
+    let moved = |node: &Node| node.file().is_ok_and(|file| nodes.contains(&file.generation.0));
     let there = |path: &[u8]| tree.node(tree.resolve(path).ok()?).ok();
+    let given = |path: &[u8]| made(path) || there(path).is_some_and(moved);
     match operation {
-        // Its node found these names free. Whatever has them by now got them meanwhile, also if it is older and was renamed. Two nodes that make
-        // the same directory share it.
-        NameOperation::Directory { path, .. } => there(path).is_some_and(|node| !node.is_directory()),
-        NameOperation::Symlink { path, target, .. } => there(path).is_some_and(|node| !node.links_to(target)),
+        // Two nodes that make the same directory share it.
+        NameOperation::Directory { path, .. } => !there(path).is_some_and(Node::is_directory) && given(path),
+        // Its node found the name free, so what was moved there meanwhile stays, also if it is older.
+        NameOperation::Symlink { path, .. } => given(path),
         NameOperation::File { path, file, .. } => {
-            there(path).is_some_and(|node| !node.file().is_ok_and(|there| there.id == *file))
+            there(path).is_some_and(|node| node.file_id() != Some(*file)) && given(path)
         }
         // A file is identified by more than its name.
         NameOperation::Removed { path, what } => what.is_none() && made(path),

@@ -185,11 +185,6 @@ impl Node {
         matches!(self.body, Body::Directory(_))
     }
 
-    /// Whether this is a symlink with that target.
-    pub(super) fn links_to(&self, target: &[u8]) -> bool {
-        matches!(&self.body, Body::Symlink(here) if **here == *target)
-    }
-
     pub(super) fn directory(&self) -> Result<&Directory, FsError> {
         match &self.body {
             Body::Directory(directory) => Ok(directory),

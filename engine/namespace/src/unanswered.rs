@@ -167,14 +167,21 @@ impl Unanswered {
     /// Replaces what made a file that other nodes have removed or replaced since by the file's removal. A node that has the file's successor
     /// would otherwise be made to replace it by the older of the two. No publication is on its way. `is_here`: whether a file has a name.
     pub(super) fn end_replaced(&mut self, is_here: impl Fn(FileId) -> bool) {
+        let is_gone = |operation: &NameOperation| match operation {
+            NameOperation::File { path, file, .. } => (!is_here(*file)).then(|| (path.clone(), *file)),
+            _ => None,
+        };
+        if !self.operations().any(|operation| is_gone(operation).is_some()) {
+            return;
+        }
         let carried = Carried::after(self.operations().cloned().collect());
         let mut first = None;
         for (at, kept) in self.operations.iter_mut().enumerate() {
-            if let NameOperation::File { path, file, .. } = &kept.operation
-                && !carried.left_by(at).is_empty()
-                && !is_here(*file)
+            // A file that this node has moved or removed itself is told with that: its way may have ended what others still have.
+            if let Some((path, file)) = is_gone(&kept.operation)
+                && carried.left_by(at) == [path.as_slice()]
             {
-                kept.operation = NameOperation::Removed { path: path.clone(), what: Some(*file) };
+                kept.operation = NameOperation::Removed { path, what: Some(file) };
                 first = first.or(Some(at));
             }
         }

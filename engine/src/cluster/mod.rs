@@ -261,7 +261,8 @@ impl Cluster {
             joined: AtomicU64::new(0),
             not_in: Mutex::default(),
             seated: Mutex::default(),
-            led: AtomicBool::new(false),
+            // The daemon before this one may have been the coordinator.
+            led: AtomicBool::new(namespace.catalog().catalog_of().is_some()),
             commander: Mutex::default(),
             said: Said::default(),
             namespace,
