@@ -36,7 +36,12 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     bench.options.size_bytes = 0;
     let counts = if bench.options.smoke { &SMOKE_NODES[..] } else { &NODES };
     for count in counts {
-        succession(&bench, *count)?;
+        // On a machine that many nodes overload, the first daemon may lose its role before it is killed.
+        if let Err(error) = succession(&bench, *count) {
+            ensure!(!bench.options.smoke, "{count} nodes: {error:#}");
+            bench.say(&format!("left out: {count} nodes and more: {error:#}"))?;
+            break;
+        }
     }
     Ok(())
 }
