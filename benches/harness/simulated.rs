@@ -218,7 +218,16 @@ impl Simulated {
         self.each(first, |one, number| async move {
             let directory = directory_of((number + count - 1) % count).into_bytes();
             let look = Look { directory, name: FILE.to_vec(), intent: Intent::Read };
-            let answer: Answer<Looked> = one.ask_on(&ToCoordinator::Look(look)).await?;
+            let message = ToCoordinator::Look(look);
+            let mut answer: Answer<Looked> = one.ask_on(&message).await?;
+            // A new coordinator has not heard all nodes yet.
+            for _ in 1..ASKED_MAX {
+                if matches!(answer, Answer::Known(_)) {
+                    break;
+                }
+                tokio::time::sleep(ASK_AGAIN).await;
+                answer = one.ask_on(&message).await?;
+            }
             let Answer::Known(looked) = answer else { bail!("the coordinator does not know yet") };
             anyhow::ensure!(looked.found.is_some(), "the file of the node before {number} is not known");
             Ok(())
