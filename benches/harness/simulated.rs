@@ -1,8 +1,8 @@
 //! Many nodes of one cluster in this process: no mount, no memory, only the messages that they exchange with the coordinator, over the real
 //! links.
 //!
-//! Owns: their links, joining one coordinator after another, beating at the interval that it sets, publishing and looking. Does not own: the coordinator,
-//! which is a real daemon; times and counts.
+//! Owns: their links, joining one coordinator after another, beating at the interval that it sets, publishing and looking. Does not own: the
+//! coordinator, which is a real daemon; times and counts.
 
 use anyhow::{Context, bail};
 use async_trait::async_trait;

@@ -270,7 +270,7 @@ fn what_was_put_in_place_while_a_node_was_away_stays() {
         attributes: attributes(),
     };
     let directory = |path: &str| NameOperation::Directory { path: path.into(), attributes: attributes() };
-    // What the node that is away had made before may be what another node moves.
+    // The moved file is one that the away node had made, or one of the node that moves it.
     for (old, then) in [(made("a", file(8, 1)), Some(file(8, 1))), (made("a", file(9, 1)), Some(file(9, 1)))]
     {
         for new in [made("z", file(8, 2)), linked("target")] {
@@ -285,7 +285,7 @@ fn what_was_put_in_place_while_a_node_was_away_stays() {
             assert_eq!(tree.nodes().node_at(b"z"), there, "{old:?} and then {new:?}");
         }
     }
-    // What it had there itself gives way to what it made later, although one of its operations in between met something.
+    // The away node's own older file gives way to its newer one, although the rename in between met another node's link.
     let (_folder, tree) = tree();
     tree.catalog().remember_removed(&[]);
     tree.mirror().follow(&[made("a", file(8, 1))], &away, 1);
