@@ -69,31 +69,31 @@ impl Carried {
     /// names that a file was given. `file` is the file that the document means; none for a directory or a symlink.
     #[must_use]
     pub fn names(&self, path: &[u8], file: Option<FileId>) -> Vec<Vec<u8>> {
+        self.names_from(path, file, 0)
+    }
+
+    /// Returns the names that operation `at`, which makes a file, and the later ones leave to that file; none for other operations.
+    #[must_use]
+    pub fn left_by(&self, at: usize) -> Vec<Vec<u8>> {
+        match &self.operations[at] {
+            NameOperation::File { path, file, .. } => self.names_from(path, Some(*file), at + 1),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the present names of what had `path` right before the operation `next`, and all further names that it was given.
+    fn names_from(&self, path: &[u8], file: Option<FileId>, next: usize) -> Vec<Vec<u8>> {
         let of_file = file.and_then(|file| self.by_file.get(&file)).map_or(&[][..], Vec::as_slice);
         // The node that took the names last publishes those that the file had until then.
         let taken =
             of_file.iter().rposition(|at| matches!(self.operations[*at], NameOperation::Taken { .. }));
-        let own = taken.is_none().then_some((path, 0));
+        let own = taken.is_none().then_some((path, next));
         let given = of_file[taken.map_or(0, |taken| taken + 1)..].iter();
         let given = given.filter_map(|at| match &self.operations[*at] {
             NameOperation::Linked { path, .. } => Some((path.as_slice(), at + 1)),
             _ => None,
         });
         own.into_iter().chain(given).filter_map(|(path, next)| self.now(path, file, next)).collect()
-    }
-
-    /// Returns the names that operation `at`, which makes a file, and the later ones leave to that file. None for other operations, and where
-    /// a later one gives the file's names to another file.
-    #[must_use]
-    pub fn left_by(&self, at: usize) -> Vec<Vec<u8>> {
-        let NameOperation::File { path, file, .. } = &self.operations[at] else { return Vec::new() };
-        let of_file = self.by_file.get(file).map_or(&[][..], Vec::as_slice);
-        if of_file.iter().any(|at| matches!(self.operations[*at], NameOperation::Taken { .. })) {
-            return Vec::new();
-        }
-        let linked = of_file.iter().map(|at| (self.operations[*at].path(), at + 1));
-        let names = [(path.as_slice(), at + 1)].into_iter().chain(linked);
-        names.filter_map(|(path, next)| self.now(path, Some(*file), next)).collect()
     }
 
     /// Returns the present name of what had `path` right before the operation `next`; none if it was removed. No operation since then takes
