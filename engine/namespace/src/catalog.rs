@@ -11,7 +11,7 @@ use super::guarded::Guarded;
 use super::hidden::TORN;
 use super::standing::node_under;
 use super::tree::Tree;
-use super::{HIDDEN, NodeId, OutgoingNode, ROOT, is_hidden, path_of_torn};
+use super::{HIDDEN, NodeId, OutgoingNode, ROOT, State, is_hidden, path_of_torn};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Mutex;
 use tidemark_protocol::cluster::kept::{Process, ProcessFate, REMOVED_MAX};
@@ -144,7 +144,7 @@ impl CatalogTree<'_> {
     /// Whether a file is remembered as one that lost its last name.
     #[must_use]
     pub fn was_removed(&self, file: FileId) -> bool {
-        self.state.look(|state| state.removed.as_ref().is_some_and(|removed| removed.contains(file)))
+        self.state.look(|state| state.was_removed(file))
     }
 
     /// Queues removal notices for files of other nodes that have no name here although their nodes believe otherwise.
@@ -262,6 +262,13 @@ impl CatalogTree<'_> {
         for fate in fates.iter().filter(|fate| fate.home != self.state.incarnation) {
             known.set((fate.home, fate.process.0, fate.process.1), (fate.fate, fate.failed_at_ns));
         }
+    }
+}
+
+impl State {
+    /// Whether this tree is the catalog and remembers a file as one that lost its last name.
+    pub(super) fn was_removed(&self, file: FileId) -> bool {
+        self.removed.as_ref().is_some_and(|removed| removed.contains(file))
     }
 }
 

@@ -122,8 +122,7 @@ impl Mirroring<'_> {
                     return self.give_names(old, *file, attributes, home, now_ns).map(drop);
                 }
                 // The node that made the old file does not tell that any more, because the file was overwritten.
-                let is_removed = self.state.removed.as_ref().is_some_and(|removed| removed.contains(*from));
-                if is_removed || self.state.tree.resolve(path).is_ok() {
+                if self.state.was_removed(*from) || self.state.tree.resolve(path).is_ok() {
                     return Err(FsError::Stale);
                 }
                 self.make_file(path, *file, attributes, home, now_ns).map(drop)
@@ -274,7 +273,7 @@ impl Mirroring<'_> {
         home: Incarnation,
         opened_ns: i64,
     ) -> Result<NodeId, FsError> {
-        if self.state.removed.as_ref().is_some_and(|removed| removed.contains(file)) {
+        if self.state.was_removed(file) {
             return Err(FsError::NotFound);
         }
         let (parents, name) = parts(path)?;

@@ -167,21 +167,20 @@ impl Unanswered {
     /// Replaces what made a file that other nodes have removed or replaced since by the file's removal. A node that has the file's successor
     /// would otherwise be made to replace it by the older of the two. No publication is on its way. `is_here`: whether a file has a name.
     pub(super) fn end_replaced(&mut self, is_here: impl Fn(FileId) -> bool) {
-        let is_gone = |operation: &NameOperation| match operation {
-            NameOperation::File { path, file, .. } => (!is_here(*file)).then(|| (path.clone(), *file)),
+        let gone = self.operations().enumerate().filter_map(|(at, operation)| match operation {
+            NameOperation::File { path, file, .. } => (!is_here(*file)).then(|| (at, path.clone(), *file)),
             _ => None,
-        };
-        if !self.operations().any(|operation| is_gone(operation).is_some()) {
+        });
+        let gone: Vec<_> = gone.collect();
+        if gone.is_empty() {
             return;
         }
         let carried = Carried::after(self.operations().cloned().collect());
         let mut first = None;
-        for (at, kept) in self.operations.iter_mut().enumerate() {
+        for (at, path, file) in gone {
             // A file that this node has moved or removed itself is told with that: its way may have ended what others still have.
-            if let Some((path, file)) = is_gone(&kept.operation)
-                && carried.left_by(at) == [path.as_slice()]
-            {
-                kept.operation = NameOperation::Removed { path, what: Some(file) };
+            if carried.left_by(at) == [path.as_slice()] {
+                self.operations[at].operation = NameOperation::Removed { path, what: Some(file) };
                 first = first.or(Some(at));
             }
         }
