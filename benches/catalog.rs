@@ -24,7 +24,7 @@ use tidemark_tests::daemon::{Daemon, DaemonOptions};
 use tidemark_transport::Address;
 
 /// Size of Tier-1. Names matter here, not bytes. A 32nd of it is the journal, which holds all names of all rounds.
-const TIER1_BYTES: u64 = 2 << 30;
+const TIER1_BYTES: u64 = 3 << 30;
 const SMOKE_TIER1_BYTES: u64 = 512 << 20;
 /// Settings under which nothing becomes a checkpoint while names are timed, so that nothing is decided or uploaded.
 const CONFIG: &str = "[save]\nsettle_s = 3600.0\n[tier3]\npaced = false\n[replication]\npaced = false\n";

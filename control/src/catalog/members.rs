@@ -238,6 +238,9 @@ impl Catalog {
         // A member of the former coordinator has had its directories without a break; no other node was answered since.
         let is_from_before = hearing.hears(from);
         alone.truncate(BATCH_ITEMS_MAX);
+        if is_from_before {
+            self.cluster.namespace().publications().retain_unchanged(&mut alone);
+        }
         alone.retain(|path| {
             if is_from_before {
                 !hearing.missed(&node, path) && leases.made(&node, path)

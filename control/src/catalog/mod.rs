@@ -232,8 +232,7 @@ impl Authority for Catalog {
     fn moved(&self, from: &[u8], to: &[u8], exchange: bool) {
         let leases = &mut self.lock().leases;
         if exchange {
-            leases.removed(from);
-            leases.removed(to);
+            leases.exchanged(&self.cluster.life.node, from, to);
         } else {
             leases.renamed(&self.cluster.life.node, from, to);
         }

@@ -189,6 +189,8 @@ pub(super) struct Hearing {
     /// Directories in which nodes changed something without a coordinator, or just before it was lost, until all nodes are heard. A node
     /// that had such a directory alone may have missed the change.
     changed: BTreeMap<Vec<u8>, BTreeSet<NodeName>>,
+    /// Directories that nodes moved or removed meanwhile: what another node has alone at such a path, or below it, is elsewhere.
+    moved: BTreeMap<Vec<u8>, BTreeSet<NodeName>>,
 }
 
 impl Catalog {
@@ -240,7 +242,17 @@ impl Catalog {
 
     /// Notes that a node has published everything that it knows.
     pub(super) fn heard(&self, life: &NodeLife) {
-        self.lock().hearing.heard(life);
+        let is_last = {
+            let hearing = &mut self.lock().hearing;
+            let was_open = hearing.is_open();
+            hearing.heard(life);
+            was_open && !hearing.is_open()
+        };
+        if is_last {
+            // Until then this node's own calls asked nobody.
+            let changed = self.cluster.namespace().publications().changed_since_taken_up();
+            self.recall_all(&changed.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        }
     }
 
     /// Notes that the names of Tier-3 are in the tree.
@@ -315,6 +327,9 @@ impl Hearing {
     pub(super) fn note(&mut self, node: &NodeName, operation: &NameOperation) {
         for path in operation.paths() {
             self.note_in(node, split(path).0);
+            if self.is_open() && operation.moves_directory() {
+                self.moved.entry(path.to_vec()).or_default().insert(node.clone());
+            }
         }
     }
 
@@ -327,12 +342,16 @@ impl Hearing {
 
     /// Returns whether a node that had a directory alone may have missed something there.
     pub(super) fn missed(&self, node: &NodeName, directory: &[u8]) -> bool {
-        self.changed.get(directory).is_some_and(|nodes| nodes.iter().any(|other| other != node))
+        let by_others = |nodes: Option<&BTreeSet<NodeName>>| {
+            nodes.is_some_and(|nodes| nodes.iter().any(|other| other != node))
+        };
+        let mut above = std::iter::successors(Some(directory), |at| (!at.is_empty()).then(|| split(at).0));
+        by_others(self.changed.get(directory)) || above.any(|at| by_others(self.moved.get(at)))
     }
 
     fn say(&mut self) {
         if self.nodes.is_empty() && !self.tier3 {
-            self.changed = BTreeMap::new();
+            (self.changed, self.moved) = (BTreeMap::new(), BTreeMap::new());
             tracing::info!("all nodes have been heard: names are answered for");
         }
     }
@@ -366,6 +385,22 @@ mod tests {
             all.heard(&NodeLife { node: life.node, incarnation: life.incarnation });
         }
         assert!(!all.is_open());
+    }
+
+    #[test]
+    fn a_node_has_missed_what_another_changed_in_its_directory_and_where_that_was_moved_away() {
+        let [a, b]: [NodeName; 2] = ["a", "b"].map(|node| node.parse().unwrap());
+        let mut hearing = Hearing { tier3: true, ..Hearing::default() };
+        let (from, to) = (b"run/x".to_vec(), b"done/x".to_vec());
+        hearing.note(&a, &NameOperation::Renamed { from, to, exchange: false, what: None });
+        let missed = |node, path: &str| hearing.missed(node, path.as_bytes());
+        assert!(["run", "run/x", "run/x/below/it", "done", "done/x"].iter().all(|path| missed(&b, path)));
+        assert!(["", "run/xy", "run/y", "done/y"].iter().all(|path| !missed(&b, path)));
+        assert!(!missed(&a, "run/x"), "it did that itself");
+        let mut heard = hearing;
+        heard.tier3 = false;
+        heard.say();
+        assert!(!heard.missed(&b, b"run"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use tidemark_namespace::OutgoingBody;
 use tidemark_protocol::cluster::leases::Verdict;
 use tidemark_protocol::cluster::wire::{Copies, NameOperation, NodeKind, NodeState, Publication, Published};
-use tidemark_protocol::id::SealNumber;
+use tidemark_protocol::id::{Incarnation, SealNumber};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::path::split;
 use tidemark_transport::Refusal;
@@ -94,7 +94,11 @@ impl Catalog {
         } else {
             told.collect()
         };
+        let is_missing = |path: &[u8]| namespace.nodes().node_at(path).is_none();
+        let made = states.iter().filter(|told| publication.makes && is_missing(&told.path));
+        let made: Vec<_> = made.map(|told| told.path.as_slice()).collect();
         let nameless = namespace.mirror().take_states(&states, from.incarnation, publication.makes);
+        self.recall_all(&made);
         if publication.whole {
             // Between the parts of a full publication no other publication of the node is on its way: a file without a name here was
             // removed.
@@ -148,12 +152,14 @@ impl Catalog {
             }
         }
         for operation in &publication.operations {
-            // A node that removes a directory evicts the others from it before. If that did not happen, the others still have it alone.
-            if let NameOperation::Removed { path, .. } = operation {
-                let holders = state.leases.holders_below(&from.node, path);
-                if !holders.is_empty() {
-                    state.outbox.recalls.extend(holders);
-                    self.woken.notify_one();
+            // A node that moves or removes a directory evicts the others from it before. If that did not happen, the others still have it alone.
+            if operation.moves_directory() {
+                for path in operation.paths() {
+                    let holders = state.leases.holders_below(&from.node, path);
+                    if !holders.is_empty() {
+                        state.outbox.recalls.extend(holders);
+                        self.woken.notify_one();
+                    }
                 }
             }
             // Where the node could ask before, these nodes have forgotten it already.
@@ -299,8 +305,21 @@ impl Catalog {
                     state.unclaimed.insert(facts.file, (news, told.clone()));
                 }
             } else {
-                namespace.mirror().take_states(std::slice::from_ref(told), home, news == News::File);
+                self.take_news(news, told, home);
             }
+        }
+    }
+
+    /// Takes the news of a copy's holder of a file of the life `home`, which is gone. A node that has the directory alone in which a name is
+    /// made for it has to look again.
+    fn take_news(&self, news: News, told: &NodeState, home: Incarnation) {
+        let namespace = self.cluster.namespace();
+        let ends = told.path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        let mut paths = ends.chain([told.path.len()]).map(|end| &told.path[..end]);
+        let made = paths.find(|path| namespace.nodes().node_at(path).is_none());
+        namespace.mirror().take_states(std::slice::from_ref(told), home, news == News::File);
+        if let Some(made) = made.filter(|_| news == News::File) {
+            self.recall_all(&[made]);
         }
     }
 
@@ -341,14 +360,9 @@ impl Catalog {
             state.unclaimed = others;
             theirs
         };
-        let namespace = self.cluster.namespace();
         for (_, told) in claimed.values() {
             if let Some(news) = self.news_in(told) {
-                namespace.mirror().take_states(
-                    std::slice::from_ref(told),
-                    life.incarnation,
-                    news == News::File,
-                );
+                self.take_news(news, told, life.incarnation);
             }
         }
     }

@@ -250,20 +250,23 @@ impl Mirror<'_> {
         }
     }
 
-    /// Brings the tree to the last coordinator's: `directories` with their entries, parents first. Keeps changes made here after `told`,
-    /// because that coordinator did not know of them. `publication`: the last of this node that it knew; none: it knew none. Returns false if
-    /// a part could not be carried out or journaled.
+    /// Brings the tree to the last coordinator's: `directories` with their entries, parents first. Keeps the changes made here of which that
+    /// coordinator did not know: those that are not in `publication`, the last of this node that it knew (none: it knew none), or where these
+    /// are not known, those after the moment `told`. Returns false if a part could not be carried out or journaled.
     pub fn become_catalog(
         &self,
         directories: &[(Vec<u8>, Vec<NodeState>)],
         told: Moment,
         publication: Option<u64>,
     ) -> bool {
-        let (mut is_complete, asked) = (true, Question { at: told.names, lets: false });
-        let moved = self.state.look(|state| {
-            state.outgoing.forget_lets();
-            Moved::by(state.outgoing.untold_after(publication.unwrap_or(0)))
+        let (moved, told) = self.state.look(|state| {
+            let (next, own) = (state.tree.next, self.state.incarnation);
+            let until = publication.and_then(|number| state.outgoing.told_until(number, next, own));
+            let told = until.unwrap_or(told);
+            state.outgoing.takes_up(told.names);
+            (Moved::by(state.outgoing.untold_after(publication.unwrap_or(0))), told)
         });
+        let (mut is_complete, asked) = (true, Question { at: told.names, lets: false });
         for (path, found) in directories {
             let settled = if path == HIDDEN {
                 // Everything else that this node hides, copies above all, belongs to this node only.

@@ -201,6 +201,7 @@ impl NameCalls<'_> {
             }
             state.session.answer(caller.request, Answer::Done);
             state.tree.mark(node);
+            state.took_name(node);
             state.release_unreachable(node);
             Ok(())
         })
@@ -245,6 +246,7 @@ impl NameCalls<'_> {
                     state.tree.renamed(moved, caller.now_ns);
                     if let Some(replaced) = replaced {
                         state.tree.mark(replaced);
+                        state.took_name(replaced);
                         state.release_unreachable(replaced);
                     }
                 }

@@ -8,8 +8,9 @@
 
 use super::attr::observe;
 use super::carried::CarriedNames;
-use super::catalog::is_told;
+use super::catalog::{Moment, is_told};
 use super::guarded::Guarded;
+use super::hidden::path_in;
 use super::node::Node;
 use super::standing::node_in_sight;
 use super::tree::{Touched, Tree};
@@ -18,8 +19,9 @@ use super::view::NODES_AT_ONCE;
 use super::{FileState, FileView, NodeId, ROOT, State, is_hidden};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
+use tidemark_protocol::cluster::kept::REMOVED_MAX;
 use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttributes};
-use tidemark_protocol::id::FileId;
+use tidemark_protocol::id::{FileId, Incarnation};
 use tidemark_protocol::path::split;
 
 /// Names whose last operation is remembered, beside those that no coordinator has answered for: far more than change while a question is on
@@ -67,6 +69,10 @@ pub(super) struct Unpublished {
     recent: RecentNames,
     /// Names that this node was let change lately; an empty name is the whole directory.
     lets: RecentNames,
+    /// Number of operations on names that the catalog has which this tree became last; 0 for a member.
+    taken_up: u64,
+    /// Other nodes' files that lost their last name by operations without an answer. Each with the operation's number, or the next.
+    ended: VecDeque<(u64, FileId)>,
 }
 
 impl Unpublished {
@@ -100,6 +106,12 @@ impl RecentNames {
     /// node takes up lacks them.
     fn note(&mut self, name: (NodeId, Vec<u8>), unanswered: usize) {
         self.note_at(name, self.number + 1, unanswered);
+    }
+
+    /// Returns the names that changed after operation `number`.
+    fn after(&self, number: u64) -> BTreeSet<(NodeId, Vec<u8>)> {
+        let last = self.order.iter().rev().take_while(|(_, at)| *at > number);
+        last.map(|(name, _)| name.clone()).collect()
     }
 
     fn note_at(&mut self, name: (NodeId, Vec<u8>), number: u64, unanswered: usize) {
@@ -179,7 +191,7 @@ impl Publications<'_> {
             state.outgoing.carried = CarriedNames::default();
             let outgoing =
                 state.outgoing.untold.get_or_insert_with(|| Unpublished::new(self.state.journal_bytes));
-            outgoing.audience = Audience::Coordinator;
+            (outgoing.audience, outgoing.taken_up) = (Audience::Coordinator, 0);
         });
     }
 
@@ -384,6 +396,41 @@ impl Publications<'_> {
         self.state.look(|state| state.outgoing.number())
     }
 
+    /// Returns the paths of the names that this node changed and that the catalog lacks which this tree became.
+    #[must_use]
+    pub fn changed_since_taken_up(&self) -> Vec<Vec<u8>> {
+        self.state.look(|state| {
+            let Some(untold) = &state.outgoing.untold else { return Vec::new() };
+            let changed = untold.recent.after(untold.taken_up).into_iter();
+            changed.filter_map(|(parent, name)| path_in(&state.tree, parent, &name)).collect()
+        })
+    }
+
+    /// Removes the directories in which this node changed something that the catalog lacks which this tree became, or on the way to which it
+    /// did. Another node that has one of them alone does not know of that.
+    pub fn retain_unchanged(&self, directories: &mut Vec<Vec<u8>>) {
+        self.state.look(|state| {
+            let Some(untold) = &state.outgoing.untold else { return };
+            let changed = untold.recent.after(untold.taken_up);
+            if changed.is_empty() {
+                return;
+            }
+            let within: BTreeSet<_> = changed.iter().map(|(parent, _)| *parent).collect();
+            directories.retain(|path| {
+                let mut at = ROOT;
+                for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+                    if changed.contains(&(at, name.to_vec())) {
+                        return false;
+                    }
+                    // A directory that is not here was made by the node that has it.
+                    let Ok(child) = state.tree.child(at, name) else { return true };
+                    at = child;
+                }
+                !within.contains(&at)
+            });
+        });
+    }
+
     /// Returns the number of operations on names so far, if those that were not answered only made files, at most [`LAG_MAX`], and this
     /// node has nothing of the name `name` in `parent`. Then an answer that there is no such name is true, whether these operations are
     /// published before or after it.
@@ -430,15 +477,18 @@ impl Outgoing {
 
     /// Goes on publishing where the previous daemon was killed. The coordinator does not know that daemon's last operations on names.
     pub(super) fn tell_on(&mut self, unanswered: Option<Unanswered>, tree: &Tree) {
-        let Some(unanswered) = unanswered else { return };
-        let mut recent = RecentNames::default();
-        for path in unanswered.operations().flat_map(NameOperation::paths) {
-            let (parent, name) = split(path);
-            // If a directory was moved since, the operation that moved it tells so.
-            if let Ok(parent) = tree.resolve(parent) {
-                recent.note((parent, name.to_vec()), unanswered.count());
+        let Some(mut unanswered) = unanswered else { return };
+        let (mut recent, count) = (RecentNames::default(), unanswered.count());
+        unanswered.count_names(|operation| {
+            let before = recent.number;
+            for (parent, name) in operation.paths().map(split) {
+                // If a directory was moved since, the operation that moved it tells so.
+                if let Ok(parent) = tree.resolve(parent) {
+                    recent.note((parent, name.to_vec()), count);
+                }
             }
-        }
+            before
+        });
         self.untold = Some(Unpublished { unanswered, recent, ..Unpublished::default() });
     }
 
@@ -464,7 +514,7 @@ impl Outgoing {
         let Some(operation) = operation() else { return };
         self.carried.note(&operation);
         if let Some(untold) = self.untold.as_mut().filter(|untold| untold.audience != Audience::Nobody) {
-            untold.unanswered.push(operation);
+            untold.unanswered.push(operation, untold.recent.number);
         }
     }
 
@@ -493,10 +543,11 @@ impl Outgoing {
         self.is_newer(parent, name, asked.at) || !asked.lets && self.untold.as_ref().is_some_and(is_let)
     }
 
-    /// Forgets what this node was let change: another coordinator decides.
-    pub(super) fn forget_lets(&mut self) {
+    /// Notes that this tree becomes a catalog that has the operations on names up to this number. Forgets what this node was let change:
+    /// another coordinator decides.
+    pub(super) fn takes_up(&mut self, names: u64) {
         if let Some(untold) = &mut self.untold {
-            untold.lets = RecentNames::default();
+            (untold.lets, untold.taken_up) = (RecentNames::default(), names);
         }
     }
 
@@ -506,6 +557,24 @@ impl Outgoing {
         untold.is_some_and(|untold| {
             untold.recent.last.get(&(parent, name.to_vec())).is_some_and(|last| *last > number)
         })
+    }
+
+    /// Notes that an operation of this node ends a file of another.
+    pub(super) fn note_ended(&mut self, file: FileId) {
+        let Some(untold) = &mut self.untold else { return };
+        let (first, number) = (untold.unanswered.first(), untold.unanswered.next());
+        let is_answered = |ended: Option<&(u64, FileId)>| ended.is_some_and(|(number, _)| *number < first);
+        while untold.ended.len() >= REMOVED_MAX || is_answered(untold.ended.front()) {
+            untold.ended.pop_front();
+        }
+        untold.ended.push_back((number, file));
+    }
+
+    /// Takes the files of other nodes that lost their last name by operations without an answer.
+    pub(super) fn take_ended(&mut self) -> Vec<FileId> {
+        let Some(untold) = &mut self.untold else { return Vec::new() };
+        let first = untold.unanswered.first();
+        untold.ended.drain(..).filter(|(number, _)| *number >= first).map(|(_, file)| file).collect()
     }
 
     /// Marks the current change as coming from other nodes, so that it is not published to them.
@@ -584,7 +653,22 @@ impl Outgoing {
 
     /// Returns the operations that are not in this node's publications up to this one.
     pub(super) fn untold_after(&self, publication: u64) -> Vec<NameOperation> {
-        self.untold.as_ref().map_or_else(Vec::new, |untold| untold.unanswered.after(publication))
+        let untold = self.untold.as_ref();
+        untold.map_or_else(Vec::new, |untold| untold.unanswered.after(publication).cloned().collect())
+    }
+
+    /// Returns the moment up to which this node's changes are in its publications up to this one. None where operations that are in none of
+    /// them are not known. `next`: the number that the next node has.
+    pub(super) fn told_until(&self, publication: u64, next: NodeId, own: Incarnation) -> Option<Moment> {
+        let untold = self.untold.as_ref()?;
+        let names = untold.unanswered.names_until(publication, untold.recent.number)?;
+        // A file's number is that of the node with which it was made.
+        let made = untold.unanswered.after(publication).filter_map(|operation| match operation {
+            NameOperation::File { file, .. } | NameOperation::Taken { file, .. } => Some(*file),
+            _ => None,
+        });
+        let made = made.filter(|file| file.incarnation == own).map(|file| file.counter.0);
+        Some(Moment { names, next: made.min().unwrap_or(next) })
     }
 
     /// Notes that a node's names changed here in a way that an answer on its way does not reflect.
@@ -596,14 +680,14 @@ impl Outgoing {
 
     /// Notes that the names of `node` meant the file `from` until now, and mean `own` from now on.
     pub(super) fn tell_taken(&mut self, tree: &Tree, node: NodeId, from: FileId, own: FileId) {
-        // An answer on its way about such a name, and the names in etcd, do not reflect this.
-        self.note_names_of(tree, node);
         self.tell(|| {
             let taken = tree.node(node).ok()?;
             let mut paths = taken.links().filter_map(|link| tree.path(link));
             let path = paths.find(|path| !is_hidden(path))?;
             Some(NameOperation::Taken { path, from, file: own, attributes: attributes(taken) })
         });
+        // An answer on its way about such a name, and the names in etcd, do not reflect this. After the operation, since these changes are its.
+        self.note_names_of(tree, node);
     }
 }
 

@@ -93,6 +93,35 @@ fn what_a_successor_only_looked_up_does_not_come_back_when_another_node_removed_
     assert!(found("shared/mine"), "nobody else knows of it yet");
 }
 
+/// Seen where a node never stood still: the moment up to which all was told was old, and names that others had given since were gone.
+#[test]
+fn a_name_that_others_gave_stays_where_a_successor_had_removed_it_before() {
+    let state = |path: &[u8]| NodeState {
+        path: path.to_vec(),
+        attributes: NodeAttributes::default(),
+        attributes_ns: 0,
+        other_names: None,
+        kind: NodeKind::Symlink { target: b"of another".to_vec() },
+    };
+    let (_folder, tree) = tree();
+    let told = tree.catalog().moment();
+    for name in [b"x", b"y"] {
+        tree.names().symlink(&ME, ROOT, name, b"own").unwrap();
+        tree.names().unlink(&ME, ROOT, name).unwrap();
+    }
+    tree.names().symlink(&ME, ROOT, b"own", b"own").unwrap();
+    // Of five operations the first publication takes four.
+    let publication = tree.publications().take_outgoing(4, usize::MAX, false).number;
+    tree.publications().publication_answered();
+    tree.names().unlink(&ME, ROOT, b"own").unwrap();
+    let kept = [(Vec::new(), [&b"x"[..], b"own"].map(state).to_vec())];
+    assert!(tree.mirror().become_catalog(&kept, told, Some(publication)));
+    let found = |path: &[u8]| tree.nodes().node_at(path).is_some();
+    assert!(found(b"x"), "the catalog has the removal, and what came after it");
+    assert!(!found(b"y"));
+    assert!(!found(b"own"), "the catalog lacks the removal");
+}
+
 /// What the last coordinator knows of a directory is said of that directory, wherever this node has moved it since.
 #[test]
 fn a_directory_that_a_successor_moved_itself_keeps_what_is_in_it() {
@@ -299,4 +328,61 @@ fn what_was_put_in_place_while_a_node_was_away_stays() {
     };
     assert_eq!(["a", "free", "z"].map(found), [Some(file(8, 2)), Some(file(8, 3)), None]);
     assert!(tree.nodes().node_at(b"d").is_some(), "two nodes that make the same directory share it");
+}
+
+/// The keeper of a copy reports such a file once its node is lost, under the name that it had when it was copied.
+#[test]
+fn what_a_member_ended_without_an_answer_is_not_made_again_once_it_leads() {
+    let other = NodeLife { node: "n2".parse().unwrap(), incarnation: Incarnation(2) };
+    let file = |number| FileId { incarnation: other.incarnation, counter: FileCounter(number) };
+    let made = |number: u64| NameOperation::File {
+        path: number.to_string().into_bytes(),
+        file: file(number),
+        attributes: NodeAttributes::default(),
+    };
+    for is_answered in [false, true] {
+        let (_folder, tree) = tree();
+        tree.mirror().follow(&(1..6).map(made).collect::<Vec<_>>(), &other, 1);
+        tree.names().unlink(&ME, ROOT, b"1").unwrap();
+        tree.names().rename(&ME, (ROOT, b"2"), (ROOT, b"3"), 0).unwrap();
+        if is_answered {
+            let _told = tree.publications().take_outgoing(usize::MAX, usize::MAX, false);
+            tree.publications().publication_answered();
+            // As many again: an operation ends nothing of the one before.
+            (0..2).for_each(|_| tree.names().rename(&ME, (ROOT, b"4"), (ROOT, b"4"), 0).unwrap());
+        }
+        // Another node's removal says nothing of the file's other names, which are not known here.
+        let removed = NameOperation::Removed { path: b"5".to_vec(), what: Some(file(5)) };
+        tree.mirror().follow(&[removed], &other, 2);
+        tree.catalog().remember_removed(&[]);
+        let remembered = [1, 2, 3, 4, 5].map(|number| tree.catalog().was_removed(file(number)));
+        assert_eq!(remembered, [!is_answered, false, !is_answered, false, false], "{is_answered}");
+    }
+}
+
+#[test]
+fn a_member_does_not_keep_a_directory_alone_in_which_its_new_coordinator_changed_something_untold() {
+    let (_folder, tree) = tree();
+    for path in ["a", "b", "c"] {
+        tree.names().mkdir(&ME, ROOT, path.as_bytes(), 0o755).unwrap();
+    }
+    let below = |path: &str| tree.nodes().node_at(path.as_bytes()).unwrap();
+    tree.names().mkdir(&ME, below("a"), b"x", 0o755).unwrap();
+    tree.names().mkdir(&ME, below("b"), b"y", 0o755).unwrap();
+    let publication = tree.publications().take_outgoing(usize::MAX, usize::MAX, false).number;
+    tree.publications().publication_answered();
+    tree.names().symlink(&ME, below("b/y"), b"new", b"target").unwrap();
+    tree.names().rename(&ME, (below("a"), b"x"), (below("c"), b"x"), 0).unwrap();
+    let left = || {
+        let mut paths = ["", "a", "a/x", "b", "b/y", "b/y/other", "c", "c/x"].map(Vec::from).to_vec();
+        tree.publications().retain_unchanged(&mut paths);
+        paths
+    };
+    assert_eq!(left(), [""; 0].map(Vec::from), "nothing is known of a catalog");
+    let told = tree.catalog().moment_before();
+    assert!(tree.mirror().become_catalog(&[], told, Some(publication)));
+    assert_eq!(left(), ["", "b", "b/y/other"].map(Vec::from));
+    let mut changed = tree.publications().changed_since_taken_up();
+    changed.sort();
+    assert_eq!(changed, ["a/x", "b/y/new", "c/x"].map(Vec::from));
 }

@@ -76,6 +76,16 @@ impl State {
         self.identities.node_of(&self.tree, id, own)
     }
 
+    /// Notes that a call of this node took a name from a node. If that was the last name of another node's file, a copy elsewhere does not
+    /// make the file again where this tree becomes the catalog before the operation has an answer.
+    pub(super) fn took_name(&mut self, id: NodeId) {
+        let node = self.tree.nodes.get(&id).filter(|node| node.link_count() == 0);
+        let Some(file) = node.and_then(|node| node.file().ok()) else { return };
+        if self.removed.is_none() && file.remote.is_some() && self.identities.adopted(file.id) == Some(id) {
+            self.outgoing.note_ended(file.id);
+        }
+    }
+
     /// Frees a node and its bytes once nothing can reach it: its last name, its last handle and the kernel's memory of it are gone. An
     /// open whose look-up came before the replacement arrives later, and finds the old bytes.
     pub(super) fn release_unreachable(&mut self, id: NodeId) {

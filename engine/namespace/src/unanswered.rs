@@ -57,6 +57,8 @@ pub(super) struct Unanswered {
 #[derive(Debug)]
 struct Kept {
     operation: NameOperation,
+    /// How many changes of names came before it.
+    names_before: u64,
     /// Bytes that the operation takes in the journal; 0 if it is not there.
     journaled_bytes: u64,
 }
@@ -85,7 +87,7 @@ impl Unanswered {
             is_whole &= number == all.next();
             let journaled_bytes = operation.to_bytes().len() as u64;
             all.journaled_bytes += journaled_bytes;
-            all.operations.push_back(Kept { operation, journaled_bytes });
+            all.operations.push_back(Kept { operation, names_before: 0, journaled_bytes });
         }
         if !is_whole || all.progress.sent > all.operations.len() as u64 {
             all.lose();
@@ -94,16 +96,30 @@ impl Unanswered {
         all
     }
 
+    /// Returns the number of the first operation that has no answer.
+    pub(super) fn first(&self) -> u64 {
+        self.progress.first
+    }
+
     /// Returns the number of the next operation.
     pub(super) fn next(&self) -> u64 {
         self.progress.first + self.operations.len() as u64
     }
 
-    pub(super) fn push(&mut self, operation: NameOperation) {
+    /// Adds an operation. `names_before`: how many changes of names came before it.
+    pub(super) fn push(&mut self, operation: NameOperation, names_before: u64) {
         if self.operations.len() >= OPERATIONS_MAX {
             self.lose();
         }
-        self.operations.push_back(Kept { operation, journaled_bytes: 0 });
+        self.operations.push_back(Kept { operation, names_before, journaled_bytes: 0 });
+    }
+
+    /// Counts the changes of names anew, for operations that a journal had. `count` counts those of one operation, and returns how many came
+    /// before it.
+    pub(super) fn count_names(&mut self, mut count: impl FnMut(&NameOperation) -> u64) {
+        for kept in &mut self.operations {
+            kept.names_before = count(&kept.operation);
+        }
     }
 
     /// Drops the operations: only publishing everything suffices now.
@@ -135,10 +151,23 @@ impl Unanswered {
     }
 
     /// Returns the operations that are not in publications up to this one. The answer to that one may be lost.
-    pub(super) fn after(&self, publication: u64) -> Vec<NameOperation> {
+    pub(super) fn after(&self, publication: u64) -> impl Iterator<Item = &NameOperation> {
+        self.kept_after(publication).map(|kept| &kept.operation)
+    }
+
+    fn kept_after(&self, publication: u64) -> impl Iterator<Item = &Kept> {
         let has_sent = self.progress.on_its_way && self.progress.publication <= publication;
         let sent = if has_sent { self.progress.sent } else { 0 };
-        self.operations().skip(usize::try_from(sent).unwrap_or(usize::MAX)).cloned().collect()
+        self.operations.iter().skip(usize::try_from(sent).unwrap_or(usize::MAX))
+    }
+
+    /// Returns how many changes of names, of `all`, are in publications up to this one. None where that is not known: operations are missing,
+    /// or a later publication was answered.
+    pub(super) fn names_until(&self, publication: u64, all: u64) -> Option<u64> {
+        if self.progress.lost || publication < self.progress.answered {
+            return None;
+        }
+        Some(self.kept_after(publication).next().map_or(all, |kept| kept.names_before))
     }
 
     pub(super) fn count(&self) -> usize {
@@ -327,7 +356,7 @@ mod tests {
     fn a_daemon_that_takes_over_sends_the_same_publication_and_then_what_came_after_it() {
         let (mut all, mut journal) = (Unanswered::new(ROOMY), Journal::default());
         for path in 0..3 {
-            all.push(removed(path));
+            all.push(removed(path), 0);
             journal.take(&mut all);
         }
         assert_eq!(publish(&mut all, 2), (1, vec![removed(0), removed(1)]));
@@ -348,7 +377,7 @@ mod tests {
     #[test]
     fn what_is_not_sent_as_it_was_is_told_under_the_next_number() {
         let mut all = Unanswered::new(ROOMY);
-        (0..2).for_each(|path| all.push(removed(path)));
+        (0..2).for_each(|path| all.push(removed(path), 0));
         assert_eq!(all.publish(1, usize::MAX), 1);
         all.unsent();
         assert_eq!(publish(&mut all, 9), (2, vec![removed(0), removed(1)]));
@@ -357,9 +386,26 @@ mod tests {
     }
 
     #[test]
+    fn what_a_publication_holds_is_known_of_each_name_unless_operations_are_missing() {
+        let mut all = Unanswered::new(ROOMY);
+        // A rename changes two names.
+        [0, 1, 3].into_iter().zip(0..).for_each(|(before, path)| all.push(removed(path), before));
+        assert_eq!(all.names_until(0, 4), Some(0));
+        all.publish(2, usize::MAX);
+        assert_eq!([0, 1].map(|publication| all.names_until(publication, 4)), [Some(0), Some(3)]);
+        all.answered();
+        assert_eq!(all.names_until(1, 4), Some(3));
+        assert_eq!(all.names_until(0, 4), None, "what was answered is not here any more");
+        all.publish(2, usize::MAX);
+        assert_eq!(all.names_until(2, 4), Some(4));
+        all.miss();
+        assert_eq!(all.names_until(2, 4), None);
+    }
+
+    #[test]
     fn a_publication_has_no_more_bytes_than_a_message_takes() {
         let mut all = Unanswered::new(ROOMY);
-        (0..10).for_each(|number| all.push(removed(number)));
+        (0..10).for_each(|number| all.push(removed(number), 0));
         let each = removed(0).bytes_most();
         all.publish(10, 3 * each);
         assert_eq!(all.on_its_way().map(|(_, operations)| operations.len()), Some(3));
@@ -374,9 +420,9 @@ mod tests {
     #[test]
     fn operations_beyond_their_part_of_the_journal_are_told_and_missed_only_by_the_next_daemon() {
         let (mut all, mut journal) = (Unanswered::new(ROOMY), Journal::default());
-        all.push(removed(0));
+        all.push(removed(0), 0);
         journal.take(&mut all);
-        all.push(removed(1));
+        all.push(removed(1), 0);
         all.journaled_bytes_max = 0;
         journal.take(&mut all);
         all.journaled_bytes_max = ROOMY;
@@ -385,7 +431,7 @@ mod tests {
         all.answered();
         journal.take(&mut all);
         assert!(journal.found().lost().is_none(), "all that was missing has been told");
-        all.push(removed(2));
+        all.push(removed(2), 0);
         journal.take(&mut all);
         assert_eq!(publish(&mut journal.found(), 9), (2, vec![removed(2)]));
     }
@@ -393,9 +439,9 @@ mod tests {
     #[test]
     fn what_was_answered_takes_no_part_of_the_journal_while_more_comes() {
         let mut all = Unanswered::new(JOURNAL_PARTS * 4 * removed(0).to_bytes().len() as u64);
-        all.push(removed(0));
+        all.push(removed(0), 0);
         for path in 1..100 {
-            all.push(removed(path));
+            all.push(removed(path), 0);
             all.unjournaled();
             all.publish(1, usize::MAX);
             all.answered();
@@ -415,7 +461,7 @@ mod tests {
     #[test]
     fn more_than_is_kept_is_a_loss_until_everything_was_told() {
         let mut all = Unanswered::new(ROOMY);
-        (0..=OPERATIONS_MAX).for_each(|_| all.push(removed(0)));
+        (0..=OPERATIONS_MAX).for_each(|_| all.push(removed(0), 0));
         let loss = all.lost().unwrap();
         assert_eq!(publish(&mut all, 9).1.len(), 1, "the last is kept");
         all.miss();

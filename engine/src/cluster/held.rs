@@ -84,9 +84,9 @@ impl GivenBack {
         }
     }
 
-    /// Whether the directory was recalled less than [`GIVEN_BACK_FOR`] ago.
-    fn is_recent(&self, node: NodeId) -> bool {
-        self.nodes.get(&node).is_some_and(|at| at.elapsed() < GIVEN_BACK_FOR)
+    /// Whether the directory was recalled less than [`GIVEN_BACK_FOR`] ago, or since `asked_at`.
+    fn is_recent(&self, node: NodeId, asked_at: Instant) -> bool {
+        self.nodes.get(&node).is_some_and(|at| *at >= asked_at || at.elapsed() < GIVEN_BACK_FOR)
     }
 }
 
@@ -111,7 +111,7 @@ impl Names {
         let mut held = self.lock();
         let was_asked = held.settled_at.is_some_and(|settled_at| settled_at >= asked_at);
         let seen_at = (seen || was_asked).then(Instant::now);
-        if held.given_back.is_recent(node) || held.recalls.contains_key(&node) {
+        if held.given_back.is_recent(node, asked_at) || held.recalls.contains_key(&node) {
             return false;
         }
         if held.directories.len() >= HELD_MAX

@@ -332,10 +332,7 @@ impl Leases {
             | NameOperation::Taken { .. } => {}
             NameOperation::Removed { path, .. } => self.removed(path),
             NameOperation::Renamed { from: old, to, exchange: false, .. } => self.renamed(from, old, to),
-            NameOperation::Renamed { from: old, to, exchange: true, .. } => {
-                self.removed(old);
-                self.removed(to);
-            }
+            NameOperation::Renamed { from: old, to, exchange: true, .. } => self.exchanged(from, old, to),
         }
         is_its_own
     }
@@ -368,8 +365,12 @@ impl Leases {
 
     /// Moves the leases of a directory that `by` renamed after all other nodes had left it. `by` knows the directory by its inode
     /// and keeps what it holds there, so the leases must stand under the new path, too.
+    ///
+    /// What `by` has at the new path stays: a node that joins says where its directories are by then, and may tell of the rename later.
     pub fn renamed(&mut self, by: &NodeName, from: &[u8], to: &[u8]) {
+        let theirs = self.alone_below(by, to);
         self.removed(to);
+        self.directories.extend(theirs);
         let moved = self.below(from).into_iter().filter_map(|path| {
             let lease = self.directories.get(&path)?.clone();
             let stays = !matches!(&lease, Lease::Alone(holder, _) if holder != by);
@@ -378,6 +379,21 @@ impl Leases {
         let moved: Vec<_> = moved.collect();
         self.removed(from);
         self.directories.extend(moved);
+    }
+
+    /// Ends the leases of directories that `by` exchanged, but for its own: it may have been granted those at their new paths.
+    pub fn exchanged(&mut self, by: &NodeName, one: &[u8], other: &[u8]) {
+        for path in [one, other] {
+            let theirs = self.alone_below(by, path);
+            self.removed(path);
+            self.directories.extend(theirs);
+        }
+    }
+
+    fn alone_below(&self, node: &NodeName, path: &[u8]) -> Vec<(Vec<u8>, Lease)> {
+        let below = records_below(&self.directories, path);
+        let alone = below.filter(|(_, lease)| matches!(lease, Lease::Alone(holder, _) if holder == node));
+        alone.map(|(path, lease)| (path.clone(), lease.clone())).collect()
     }
 
     /// Ends the leases and promises of a removed directory and of all below it.

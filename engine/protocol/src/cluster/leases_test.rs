@@ -198,6 +198,23 @@ fn who_renames_a_directory_goes_on_having_it_alone() {
     assert_eq!(leases.change(&a, b"run/other", b"x", NOW), Verdict::Alone);
 }
 
+/// A node that joins has its directories alone at their present paths, and tells of what brought them there after that.
+#[test]
+fn who_tells_of_a_rename_late_keeps_what_it_was_granted_at_the_new_path() {
+    let (a, b) = (node("a"), node("b"));
+    for exchange in [false, true] {
+        let mut leases = Leases::default();
+        assert!([&b"new"[..], b"new/below"].iter().all(|path| leases.made(&a, path)));
+        assert!(leases.made(&b, b"new/of b"));
+        let (from, to) = (b"old".to_vec(), b"new".to_vec());
+        leases.follow(&a, &NameOperation::Renamed { from, to, exchange, what: None });
+        for path in [&b"new"[..], b"new/below"] {
+            assert_eq!(leases.change(&b, path, b"x", NOW), Verdict::RecallFirst(a.clone()));
+        }
+        assert_eq!(leases.lease_of(&b, b"new/of b"), None, "it was taken out of what was there before");
+    }
+}
+
 #[test]
 fn who_gives_a_directory_back_keeps_the_one_that_took_its_place() {
     let (a, b) = (node("a"), node("b"));

@@ -59,6 +59,20 @@ impl NameOperation {
         other.into_iter().chain([self.path()])
     }
 
+    /// Whether the operation may move or remove a directory.
+    #[must_use]
+    pub fn moves_directory(&self) -> bool {
+        match self {
+            Self::Renamed { exchange, what, .. } => *exchange || what.is_none(),
+            Self::Removed { what, .. } => what.is_none(),
+            Self::Directory { .. }
+            | Self::Symlink { .. }
+            | Self::File { .. }
+            | Self::Linked { .. }
+            | Self::Taken { .. } => false,
+        }
+    }
+
     /// Returns how many bytes of a message the operation takes, at most.
     #[must_use]
     pub fn bytes_most(&self) -> usize {
