@@ -162,7 +162,7 @@ fn what_was_made_while_nobody_kept_the_tree_is_told_with_all_of_it() {
     // The order of `Catalog::keep`.
     node.namespace.publications().lead_outgoing(true);
     node.namespace.names().mkdir(&ME, ROOT, b"between", 0o755).unwrap();
-    node.namespace.catalog().remember_removed(&[]);
+    node.namespace.catalog().remember_removed(&[], true);
     node.namespace.catalog().collect_unkept(true);
     node.namespace.names().mkdir(&ME, ROOT, b"after", 0o755).unwrap();
     let part = node.namespace.catalog().take_unkept(1, usize::MAX);
@@ -263,7 +263,7 @@ fn an_answer_from_before_this_node_was_let_change_a_name_says_nothing_of_it() {
         found.is_some_and(|found| matches!(found.body, OutgoingBody::Symlink(there) if there == target))
     };
     for is_whole in [false, true] {
-        let before = Question { at: tree.publications().names_number(), lets: false };
+        let before = Question::new(tree.publications().names_number(), false);
         let lets = Question { lets: true, ..before };
         if is_whole {
             tree.mirror().settle_directory(b"", &[link(b"now")], lets).unwrap();
@@ -274,7 +274,7 @@ fn an_answer_from_before_this_node_was_let_change_a_name_says_nothing_of_it() {
         assert!(shows(b"now"), "whole: {is_whole}");
         tree.mirror().settle_directory(b"", &[], before).unwrap();
         assert!(shows(b"now"), "whole: {is_whole}");
-        let since = Question { at: tree.publications().names_number(), lets: false };
+        let since = Question::new(tree.publications().names_number(), false);
         tree.mirror().settle_name(b"", b"link", Some(&link(b"since")), since).unwrap();
         assert!(shows(b"since"), "whole: {is_whole}");
     }
@@ -294,7 +294,7 @@ fn a_file_that_is_open_without_a_name_gets_the_name_that_it_has_elsewhere() {
     assert_eq!(node.names(), [] as [Vec<u8>; 0]);
     told.path = b"y".to_vec();
     let asked_at = tree.publications().names_number();
-    tree.mirror().settle_name(b"", b"y", Some(&told), Question { at: asked_at, lets: false }).unwrap();
+    tree.mirror().settle_name(b"", b"y", Some(&told), Question::new(asked_at, false)).unwrap();
     assert_eq!((node.names(), tree.nodes().path_of(attr.node)), (vec![b"y".to_vec()], Some(b"y".to_vec())));
     assert_eq!(tree.getattr(attr.node).unwrap().nlink, 1);
     tree.handles().release(open.fh).unwrap();

@@ -129,7 +129,7 @@ fn a_tree_is_whole_with_its_last_step_and_so_are_the_publications_in_it() {
     }
     let (mut script, mut etcd) = (Script::anew(BY, 0), Etcd::default());
     etcd.keys.insert("catalog/node/left by another version".to_owned(), (vec![9], 0));
-    catalog.catalog().remember_removed(&[]);
+    catalog.catalog().remember_removed(&[], true);
     catalog.catalog().collect_unkept(true);
     let published = [(life(2), 5)];
     assert!(!take(&mut script, &catalog, CHANGES_MAX + 5, &published));
@@ -155,7 +155,7 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
         catalog.names().symlink(&ME, run, name.as_bytes(), b"x").unwrap();
     }
     let (mut script, mut etcd) = (Script::anew(BY, 0), Etcd::default());
-    catalog.catalog().remember_removed(&[]);
+    catalog.catalog().remember_removed(&[], true);
     catalog.catalog().collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
     etcd.make_all(&mut script);
@@ -168,7 +168,7 @@ fn a_successor_writes_only_what_differs_from_what_is_there() {
     let kept = etcd.load().expect("it is whole");
     other.mirror().become_catalog(&kept.directories(i64::MAX), moment, None);
     let mut script = Script::after(kept, (Epoch(4), Incarnation(8)), true, child(&other));
-    other.catalog().remember_removed(&[]);
+    other.catalog().remember_removed(&[], true);
     other.catalog().collect_unkept(false);
     assert!(take(&mut script, &other, usize::MAX, &[(life(2), 5), (life(8), 1)]));
     assert_eq!(etcd.make_all(&mut script), 2, "who writes now, and what differs");
@@ -199,7 +199,7 @@ fn what_is_gone_from_the_tree_since_goes_from_the_keys() {
         file(&catalog, run, &format!("f{number:04}"));
     }
     let (mut script, mut etcd) = (Script::anew(BY, 0), Etcd::default());
-    catalog.catalog().remember_removed(&[]);
+    catalog.catalog().remember_removed(&[], true);
     catalog.catalog().collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
     etcd.make_all(&mut script);
@@ -227,7 +227,7 @@ fn the_times_of_a_file_are_read_by_the_clock_of_whoever_reads_them() {
         other => panic!("{other:?}"),
     };
     let (mut script, mut etcd) = (Script::anew(BY, 0), Etcd::default());
-    catalog.catalog().remember_removed(&[]);
+    catalog.catalog().remember_removed(&[], true);
     catalog.catalog().collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[]));
     etcd.make_all(&mut script);
@@ -241,7 +241,7 @@ fn the_times_of_a_file_are_read_by_the_clock_of_whoever_reads_them() {
     other.names().rename(&ME, (TREE_ROOT, b"f"), (TREE_ROOT, b"g"), 0).unwrap();
     other.names().rename(&ME, (TREE_ROOT, b"g"), (TREE_ROOT, b"f"), 0).unwrap();
     other.names().mkdir(&ME, TREE_ROOT, b"new", 0o755).unwrap();
-    other.catalog().remember_removed(&[]);
+    other.catalog().remember_removed(&[], true);
     other.catalog().collect_unkept(false);
     assert!(take(&mut script, &other, usize::MAX, &[]));
     etcd.make_all(&mut script);
@@ -265,7 +265,7 @@ fn what_was_done_at_once_is_kept_all_or_not_at_all() {
         catalog.names().symlink(&ME, run, &name(number), b"x").unwrap();
     }
     let (mut script, mut etcd) = (Script::anew(BY, 0), Etcd::default());
-    catalog.catalog().remember_removed(&[]);
+    catalog.catalog().remember_removed(&[], true);
     catalog.catalog().collect_unkept(true);
     assert!(take(&mut script, &catalog, usize::MAX, &[(life(2), 5)]));
     etcd.make_all(&mut script);
@@ -295,7 +295,7 @@ fn what_was_done_at_once_is_kept_all_or_not_at_all() {
         ));
         let found = tree(&other);
         let mut next = Script::after(kept, (Epoch(4), Incarnation(8)), true, child(&other));
-        other.catalog().remember_removed(&[]);
+        other.catalog().remember_removed(&[], true);
         other.catalog().collect_unkept(false);
         assert!(take(&mut next, &other, usize::MAX, &[]));
         let mut copy = Etcd { keys: etcd.keys.clone(), ..etcd };

@@ -134,6 +134,7 @@ impl Catalog {
         for life in lost.iter().filter(|life| life.node != self.cluster.life.node) {
             state.leases.gone(&life.node);
             state.readers.gone(&life.node);
+            state.catching_up.remove(life);
         }
         let wakes = !asks.is_empty() || changed;
         state.outbox.asks.extend(asks);
@@ -238,9 +239,6 @@ impl Catalog {
         // A member of the former coordinator has had its directories without a break; no other node was answered since.
         let is_from_before = hearing.hears(from);
         alone.truncate(BATCH_ITEMS_MAX);
-        if is_from_before {
-            self.cluster.namespace().publications().retain_unchanged(&mut alone);
-        }
         alone.retain(|path| {
             if is_from_before {
                 !hearing.missed(&node, path) && leases.made(&node, path)
@@ -255,6 +253,7 @@ impl Catalog {
         let was_away = self.cluster.namespace().catalog().made_while_away(from).is_some();
         let states = state.hearing.asks_states(from) || was_given_up || was_away;
         self.cluster.namespace().catalog().is_back(from);
+        state.catching_up.insert(from.clone());
         Ok(Joined { admit, members, published, states, alone })
     }
 

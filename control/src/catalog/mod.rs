@@ -117,6 +117,8 @@ struct State {
     /// Lives whose last publication is not kept yet.
     unkept: BTreeSet<NodeLife>,
     hearing: Hearing,
+    /// Lives that joined and have not published yet all that they did before.
+    catching_up: BTreeSet<NodeLife>,
     /// Files of which a holder of a copy published more than the home has.
     unclaimed: BTreeMap<FileId, (News, NodeState)>,
 }
@@ -145,6 +147,7 @@ impl Catalog {
             kept: BTreeMap::new(),
             unkept: BTreeSet::new(),
             hearing,
+            catching_up: BTreeSet::new(),
             unclaimed: BTreeMap::new(),
         };
         let catalog = Arc::new(Self {
@@ -232,7 +235,8 @@ impl Authority for Catalog {
     fn moved(&self, from: &[u8], to: &[u8], exchange: bool) {
         let leases = &mut self.lock().leases;
         if exchange {
-            leases.exchanged(&self.cluster.life.node, from, to);
+            leases.removed(from);
+            leases.removed(to);
         } else {
             leases.renamed(&self.cluster.life.node, from, to);
         }
@@ -313,6 +317,7 @@ impl Authority for Catalog {
             }
             ToCoordinator::Find { file } => wire::encode(&self.lookups().find(file)),
             ToCoordinator::Reported => {
+                self.lock().catching_up.remove(&from);
                 self.heard(&from);
                 wire::encode(&())
             }

@@ -24,6 +24,9 @@ use tidemark_protocol::path::split;
 /// Interval at which waiters check which nodes have been heard.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
+/// Names that are recalled in one hold of the lock.
+const RECALLED_AT_ONCE: usize = 256;
+
 /// The catalog before, as far as a new coordinator knows it.
 #[derive(Debug)]
 pub enum Before {
@@ -219,7 +222,8 @@ impl Catalog {
             Before::Own(Some(kept)) | Before::Kept(kept) => kept.removed(),
             Before::Own(None) | Before::Nothing => Vec::new(),
         };
-        namespace.catalog().remember_removed(&removed);
+        let has_all = is_complete && !matches!(before, Before::Nothing);
+        namespace.catalog().remember_removed(&removed, has_all);
         let catalog = Self::start(cluster, epoch, presence, terms, (published, hearing, is_complete));
         if let Before::Own(Some(kept)) | Before::Kept(kept) = before {
             catalog.lock().kept = kept.published().clone();
@@ -242,17 +246,7 @@ impl Catalog {
 
     /// Notes that a node has published everything that it knows.
     pub(super) fn heard(&self, life: &NodeLife) {
-        let is_last = {
-            let hearing = &mut self.lock().hearing;
-            let was_open = hearing.is_open();
-            hearing.heard(life);
-            was_open && !hearing.is_open()
-        };
-        if is_last {
-            // Until then this node's own calls asked nobody.
-            let changed = self.cluster.namespace().publications().changed_since_taken_up();
-            self.recall_all(&changed.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        }
+        self.end_of_hearing(|hearing| hearing.heard(life));
     }
 
     /// Notes that the names of Tier-3 are in the tree.
@@ -260,10 +254,35 @@ impl Catalog {
         if self.lock().hearing.knows_nothing() {
             self.cluster.namespace().catalog().has_catalog_of(self.epoch);
         }
-        let mut state = self.lock();
-        if std::mem::take(&mut state.hearing.tier3) {
-            state.hearing.say();
+        let mut is_first = false;
+        self.end_of_hearing(|hearing| {
+            is_first = std::mem::take(&mut hearing.tier3);
+            if is_first {
+                hearing.say();
+            }
+        });
+        if is_first {
             self.keeping.heard_tier3();
+        }
+    }
+
+    /// Notes what was heard. Once all is, recalls what this node had changed by then: no catalog has that, and its calls asked nobody.
+    fn end_of_hearing(&self, note: impl FnOnce(&mut Hearing)) {
+        let ended = {
+            let hearing = &mut self.lock().hearing;
+            let was_open = hearing.is_open();
+            note(hearing);
+            was_open && !hearing.is_open()
+        };
+        if !ended {
+            return;
+        }
+        match self.cluster.namespace().publications().changed_since_taken_up() {
+            Some(changed) => {
+                let changed: Vec<_> = changed.iter().map(Vec::as_slice).collect();
+                changed.chunks(RECALLED_AT_ONCE).for_each(|some| self.recall_all(some));
+            }
+            None => self.recall_everything(),
         }
     }
 }

@@ -5,10 +5,11 @@
 use super::{Catalog, State};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tidemark_namespace::OutgoingBody;
 use tidemark_protocol::cluster::leases::Verdict;
 use tidemark_protocol::cluster::wire::{Copies, NameOperation, NodeKind, NodeState, Publication, Published};
-use tidemark_protocol::id::{Incarnation, SealNumber};
+use tidemark_protocol::id::{Incarnation, NodeName, SealNumber};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::path::split;
 use tidemark_transport::Refusal;
@@ -30,6 +31,17 @@ fn seal_of(told: &NodeState) -> Option<SealNumber> {
     match &told.kind {
         NodeKind::File(facts) => facts.sealed(),
         NodeKind::Directory | NodeKind::Symlink { .. } => None,
+    }
+}
+
+impl State {
+    /// Notes that `by` changed a name without leave, and recalls the name's directory from a node that has it alone.
+    fn recall_directory_of(&mut self, by: &NodeName, path: &[u8], now: Duration) {
+        let directory = split(path).0;
+        self.hearing.note_in(by, directory);
+        if let Verdict::PublishFirst(holder) = self.leases.read(by, directory, None, now) {
+            self.outbox.recalls.insert((holder, directory.to_vec()));
+        }
     }
 }
 
@@ -94,11 +106,10 @@ impl Catalog {
         } else {
             told.collect()
         };
-        let is_missing = |path: &[u8]| namespace.nodes().node_at(path).is_none();
-        let made = states.iter().filter(|told| publication.makes && is_missing(&told.path));
-        let made: Vec<_> = made.map(|told| told.path.as_slice()).collect();
+        let made = states.iter().filter(|_| publication.makes);
+        let made: Vec<_> = made.filter_map(|told| self.first_missing(&told.path)).collect();
         let nameless = namespace.mirror().take_states(&states, from.incarnation, publication.makes);
-        self.recall_all(&made);
+        self.recall_made(&from.node, &made);
         if publication.whole {
             // Between the parts of a full publication no other publication of the node is on its way: a file without a name here was
             // removed.
@@ -172,7 +183,12 @@ impl Catalog {
                     self.woken.notify_one();
                 }
             }
-            if !state.leases.follow(&from.node, operation) {
+            let is_its_own = if state.catching_up.contains(from) {
+                state.leases.follow_late(&from.node, operation)
+            } else {
+                state.leases.follow(&from.node, operation)
+            };
+            if !is_its_own {
                 shared.push(operation.path().to_vec());
             }
         }
@@ -193,22 +209,42 @@ impl Catalog {
         let own = &self.cluster.life.node;
         let now = self.now();
         let mut state = self.lock();
-        let State { leases, hearing, outbox, .. } = &mut *state;
         for path in paths {
-            let directory = split(path).0;
-            for changed in [directory, *path] {
-                hearing.note_in(own, changed);
-            }
-            if let Verdict::PublishFirst(holder) = leases.read(own, directory, None, now) {
-                outbox.recalls.insert((holder, directory.to_vec()));
-            }
-            outbox.recalls.extend(leases.holders_below(own, path));
-            let knowing = leases.take_knowing(own, path, now);
-            outbox.forgets.extend(knowing);
+            state.recall_directory_of(own, path, now);
+            state.hearing.note_in(own, path);
+            let holders = state.leases.holders_below(own, path);
+            state.outbox.recalls.extend(holders);
+            let knowing = state.leases.take_knowing(own, path, now);
+            state.outbox.forgets.extend(knowing);
         }
-        if !outbox.recalls.is_empty() || !outbox.forgets.is_empty() {
+        if !state.outbox.recalls.is_empty() || !state.outbox.forgets.is_empty() {
             self.woken.notify_one();
         }
+    }
+
+    /// Recalls the directories of names that `by` made without leave.
+    fn recall_made(&self, by: &NodeName, paths: &[&[u8]]) {
+        let now = self.now();
+        let mut state = self.lock();
+        paths.iter().for_each(|path| state.recall_directory_of(by, path, now));
+        if !state.outbox.recalls.is_empty() {
+            self.woken.notify_one();
+        }
+    }
+
+    /// Recalls every directory that another node has alone.
+    pub(super) fn recall_everything(&self) {
+        let mut state = self.lock();
+        let holders = state.leases.holders_below(&self.cluster.life.node, b"");
+        state.outbox.recalls.extend(holders);
+        self.woken.notify_one();
+    }
+
+    /// Returns the part of a path that is missing here and that all of it below is missing with: making the path makes this name first.
+    fn first_missing<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        let mut paths = ends.chain([path.len()]).map(|end| &path[..end]);
+        paths.find(|path| self.cluster.namespace().nodes().node_at(path).is_none())
     }
 
     /// Returns the state under the first of its names that does not belong to another node by now; `None` if all do.
@@ -313,14 +349,10 @@ impl Catalog {
     /// Takes the news of a copy's holder of a file of the life `home`, which is gone. A node that has the directory alone in which a name is
     /// made for it has to look again.
     fn take_news(&self, news: News, told: &NodeState, home: Incarnation) {
-        let namespace = self.cluster.namespace();
-        let ends = told.path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
-        let mut paths = ends.chain([told.path.len()]).map(|end| &told.path[..end]);
-        let made = paths.find(|path| namespace.nodes().node_at(path).is_none());
-        namespace.mirror().take_states(std::slice::from_ref(told), home, news == News::File);
-        if let Some(made) = made.filter(|_| news == News::File) {
-            self.recall_all(&[made]);
-        }
+        let makes = news == News::File;
+        let made = self.first_missing(&told.path).filter(|_| makes);
+        self.cluster.namespace().mirror().take_states(std::slice::from_ref(told), home, makes);
+        self.recall_made(&self.cluster.life.node, made.as_slice());
     }
 
     /// Returns the news in a copy holder's state of the file; `None` if all is known.

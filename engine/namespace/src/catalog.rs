@@ -127,14 +127,15 @@ pub struct CatalogTree<'a> {
 }
 
 impl CatalogTree<'_> {
-    /// Begins to remember removed files, because this tree becomes the catalog. `before`: files removed while another tree was. What this node
-    /// removed or took over itself, without an answer, is removed as well: the keeper of a copy would bring such a file back.
-    pub fn remember_removed(&self, before: &[FileId]) {
+    /// Begins to remember removed files, because this tree becomes the catalog. `before`: files removed while another tree was. `is_all`: the
+    /// tree has all names. Then what this node removed or took over itself, without an answer, is removed as well: the keeper of a copy
+    /// would bring such a file back. Otherwise it may have another name elsewhere.
+    pub fn remember_removed(&self, before: &[FileId], is_all: bool) {
         let mut removed = Removed::of(self.state.incarnation);
         before.iter().for_each(|file| removed.note(*file));
         removed.unkept.clear();
         self.state.look(|state| {
-            for file in state.outgoing.take_ended() {
+            for file in state.outgoing.take_ended().into_iter().filter(|_| is_all) {
                 let node = state.node_of(file, self.state.incarnation);
                 if !node.is_some_and(|node| state.tree.is_reachable(node)) {
                     removed.note(file);

@@ -251,28 +251,29 @@ impl Mirror<'_> {
     }
 
     /// Brings the tree to the last coordinator's: `directories` with their entries, parents first. Keeps the changes made here of which that
-    /// coordinator did not know: those that are not in `publication`, the last of this node that it knew (none: it knew none), or where these
-    /// are not known, those after the moment `told`. Returns false if a part could not be carried out or journaled.
+    /// coordinator did not know: names that are not in `publication`, the last of this node that it knew (none: it knew none), and attributes
+    /// that were set after the moment `told`. Where operations are missing, names count by that moment, too. Returns false if a part could not be carried out or journaled.
     pub fn become_catalog(
         &self,
         directories: &[(Vec<u8>, Vec<NodeState>)],
         told: Moment,
         publication: Option<u64>,
     ) -> bool {
-        let (moved, told) = self.state.look(|state| {
+        let (moved, until) = self.state.look(|state| {
             let (next, own) = (state.tree.next, self.state.incarnation);
             let until = publication.and_then(|number| state.outgoing.told_until(number, next, own));
-            let told = until.unwrap_or(told);
-            state.outgoing.takes_up(told.names);
-            (Moved::by(state.outgoing.untold_after(publication.unwrap_or(0))), told)
+            let until = until.unwrap_or(told);
+            state.outgoing.takes_up(until.names);
+            (Moved::by(state.outgoing.untold_after(publication.unwrap_or(0))), until)
         });
-        let (mut is_complete, asked) = (true, Question { at: told.names, lets: false });
+        let (mut is_complete, attributes_at) = (true, told.names);
+        let asked = Question { at: until.names, attributes_at, lets: false };
         for (path, found) in directories {
             let settled = if path == HIDDEN {
                 // Everything else that this node hides, copies above all, belongs to this node only.
                 found.iter().try_for_each(|state| self.settle_name(HIDDEN, TORN, Some(state), asked))
             } else {
-                self.settle_moved(path, found, &moved, (asked, told.next))
+                self.settle_moved(path, found, &moved, (asked, until.next))
             };
             match settled {
                 Ok(()) => {}

@@ -319,8 +319,11 @@ impl Mirroring<'_> {
         };
         let home = match &found.kind {
             NodeKind::File(facts) => facts.file.incarnation,
-            // For nodes without bytes the home makes no difference.
-            NodeKind::Directory | NodeKind::Symlink { .. } => Incarnation(0),
+            // Nodes without bytes have no home. Attributes that were set here since count by their moment, as if any node told these.
+            NodeKind::Directory | NodeKind::Symlink { .. } => {
+                let is_set = self.state.outgoing.is_newer(parent, name, asked.attributes_at);
+                if is_set { self.own } else { Incarnation(0) }
+            }
         };
         if let (NodeKind::File(facts), Some(here)) = (&found.kind, here)
             && home == self.own

@@ -89,6 +89,8 @@ struct RecentNames {
     /// The last operation on each name, and the order of these operations.
     last: HashMap<(NodeId, Vec<u8>), u64>,
     order: VecDeque<((NodeId, Vec<u8>), u64)>,
+    /// The last operation that is not remembered any more.
+    dropped: u64,
 }
 
 /// A question to the coordinator whose answer is applied here.
@@ -96,9 +98,19 @@ struct RecentNames {
 pub struct Question {
     /// [`Publications::names_number`] before the question.
     pub at: u64,
+    /// The same for attributes: those that were set here later are not in the answer. They are told as states, and not as operations.
+    pub attributes_at: u64,
     /// Whether the answer lets this node change what it is about. Who wants to change that waits for this node's call, so answers to other
     /// questions from before, which arrive after this one, say nothing of it.
     pub lets: bool,
+}
+
+impl Question {
+    /// Makes a question that was asked after so many operations on names here.
+    #[must_use]
+    pub fn new(at: u64, lets: bool) -> Self {
+        Self { at, attributes_at: at, lets }
+    }
 }
 
 impl RecentNames {
@@ -108,10 +120,10 @@ impl RecentNames {
         self.note_at(name, self.number + 1, unanswered);
     }
 
-    /// Returns the names that changed after operation `number`.
-    fn after(&self, number: u64) -> BTreeSet<(NodeId, Vec<u8>)> {
-        let last = self.order.iter().rev().take_while(|(_, at)| *at > number);
-        last.map(|(name, _)| name.clone()).collect()
+    /// Returns the names that changed after operation `number`, some of them twice; none if not all of them are remembered.
+    fn after(&self, number: u64) -> Option<impl Iterator<Item = &(NodeId, Vec<u8>)>> {
+        let last = self.order.iter().rev().take_while(move |(_, at)| *at > number);
+        (self.dropped <= number).then(|| last.map(|(name, _)| name))
     }
 
     fn note_at(&mut self, name: (NodeId, Vec<u8>), number: u64, unanswered: usize) {
@@ -120,6 +132,7 @@ impl RecentNames {
         self.order.push_back((name, self.number));
         while self.order.len() > RECENT_MAX + 2 * unanswered {
             let (name, number) = self.order.pop_front().expect("it is longer than that");
+            self.dropped = number;
             if self.last.get(&name) == Some(&number) {
                 self.last.remove(&name);
             }
@@ -396,39 +409,15 @@ impl Publications<'_> {
         self.state.look(|state| state.outgoing.number())
     }
 
-    /// Returns the paths of the names that this node changed and that the catalog lacks which this tree became.
+    /// Returns the paths of the names that this node changed and that the catalog lacks which this tree became. None if they are too many to
+    /// be remembered.
     #[must_use]
-    pub fn changed_since_taken_up(&self) -> Vec<Vec<u8>> {
+    pub fn changed_since_taken_up(&self) -> Option<Vec<Vec<u8>>> {
         self.state.look(|state| {
-            let Some(untold) = &state.outgoing.untold else { return Vec::new() };
-            let changed = untold.recent.after(untold.taken_up).into_iter();
-            changed.filter_map(|(parent, name)| path_in(&state.tree, parent, &name)).collect()
+            let Some(untold) = &state.outgoing.untold else { return Some(Vec::new()) };
+            let changed = untold.recent.after(untold.taken_up)?;
+            Some(changed.filter_map(|(parent, name)| path_in(&state.tree, *parent, name)).collect())
         })
-    }
-
-    /// Removes the directories in which this node changed something that the catalog lacks which this tree became, or on the way to which it
-    /// did. Another node that has one of them alone does not know of that.
-    pub fn retain_unchanged(&self, directories: &mut Vec<Vec<u8>>) {
-        self.state.look(|state| {
-            let Some(untold) = &state.outgoing.untold else { return };
-            let changed = untold.recent.after(untold.taken_up);
-            if changed.is_empty() {
-                return;
-            }
-            let within: BTreeSet<_> = changed.iter().map(|(parent, _)| *parent).collect();
-            directories.retain(|path| {
-                let mut at = ROOT;
-                for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-                    if changed.contains(&(at, name.to_vec())) {
-                        return false;
-                    }
-                    // A directory that is not here was made by the node that has it.
-                    let Ok(child) = state.tree.child(at, name) else { return true };
-                    at = child;
-                }
-                !within.contains(&at)
-            });
-        });
     }
 
     /// Returns the number of operations on names so far, if those that were not answered only made files, at most [`LAG_MAX`], and this
@@ -552,7 +541,7 @@ impl Outgoing {
     }
 
     /// Whether a name changed here after operation `number`.
-    fn is_newer(&self, parent: NodeId, name: &[u8], number: u64) -> bool {
+    pub(super) fn is_newer(&self, parent: NodeId, name: &[u8], number: u64) -> bool {
         let untold = self.untold.as_ref();
         untold.is_some_and(|untold| {
             untold.recent.last.get(&(parent, name.to_vec())).is_some_and(|last| *last > number)
@@ -662,9 +651,9 @@ impl Outgoing {
     pub(super) fn told_until(&self, publication: u64, next: NodeId, own: Incarnation) -> Option<Moment> {
         let untold = self.untold.as_ref()?;
         let names = untold.unanswered.names_until(publication, untold.recent.number)?;
-        // A file's number is that of the node with which it was made.
+        // A file's number is that of the node with which it was made. A file that was taken over may have an older node.
         let made = untold.unanswered.after(publication).filter_map(|operation| match operation {
-            NameOperation::File { file, .. } | NameOperation::Taken { file, .. } => Some(*file),
+            NameOperation::File { file, .. } => Some(*file),
             _ => None,
         });
         let made = made.filter(|file| file.incarnation == own).map(|file| file.counter.0);

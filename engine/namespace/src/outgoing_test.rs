@@ -1,6 +1,6 @@
 //! What is told of names, what is told again, and what a successor keeps.
 
-use super::super::{Caller, Namespace, NamespaceSettings};
+use super::super::{Caller, Namespace, NamespaceSettings, SetAttr};
 use super::*;
 use std::sync::Arc;
 use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
@@ -82,7 +82,7 @@ fn what_a_successor_only_looked_up_does_not_come_back_when_another_node_removed_
         let at = found.path.iter().rposition(|byte| *byte == b'/');
         let (directory, name) =
             at.map_or((&b""[..], &*found.path), |at| (&found.path[..at], &found.path[at + 1..]));
-        let asked = Question { at: tree.catalog().moment().names, lets: false };
+        let asked = Question::new(tree.catalog().moment().names, false);
         tree.mirror().settle_name(directory, name, Some(found), asked).unwrap();
     }
     let shared = tree.nodes().node_at(b"shared").unwrap();
@@ -233,7 +233,7 @@ fn what_other_nodes_put_in_place_of_ones_own_is_not_undone_by_telling_the_own_ag
     ];
     for (at, (makes, others, is_made)) in cases.into_iter().enumerate() {
         let (_folder, tree) = tree();
-        tree.catalog().remember_removed(&[]);
+        tree.catalog().remember_removed(&[], true);
         tree.publications().lead_outgoing(true);
         makes(&tree);
         let others = others(&tree);
@@ -248,7 +248,7 @@ fn what_other_nodes_put_in_place_of_ones_own_is_not_undone_by_telling_the_own_ag
         let me = NodeLife { node: "n8".parse().unwrap(), incarnation: Incarnation(1) };
         for own_first in [false, true] {
             let (_folder, successor) = tree_of(Incarnation(2));
-            successor.catalog().remember_removed(&[]);
+            successor.catalog().remember_removed(&[], true);
             let mut publications = [(&others, &other), (&operations, &me)];
             if own_first {
                 publications.reverse();
@@ -304,7 +304,7 @@ fn what_was_put_in_place_while_a_node_was_away_stays() {
     {
         for new in [made("z", file(8, 2)), linked("target")] {
             let (_folder, tree) = tree();
-            tree.catalog().remember_removed(&[]);
+            tree.catalog().remember_removed(&[], true);
             tree.mirror().follow(std::slice::from_ref(&old), &away, 1);
             tree.catalog().gives_up(&away);
             tree.mirror().follow(&[moved(then)], &here, 1);
@@ -316,7 +316,7 @@ fn what_was_put_in_place_while_a_node_was_away_stays() {
     }
     // The away node's own older file gives way to its newer one, although the rename in between met another node's link.
     let (_folder, tree) = tree();
-    tree.catalog().remember_removed(&[]);
+    tree.catalog().remember_removed(&[], true);
     tree.mirror().follow(&[made("a", file(8, 1))], &away, 1);
     tree.catalog().gives_up(&away);
     tree.mirror().follow(&[directory("d"), linked("target")], &here, 1);
@@ -354,35 +354,73 @@ fn what_a_member_ended_without_an_answer_is_not_made_again_once_it_leads() {
         // Another node's removal says nothing of the file's other names, which are not known here.
         let removed = NameOperation::Removed { path: b"5".to_vec(), what: Some(file(5)) };
         tree.mirror().follow(&[removed], &other, 2);
-        tree.catalog().remember_removed(&[]);
+        tree.catalog().remember_removed(&[], true);
         let remembered = [1, 2, 3, 4, 5].map(|number| tree.catalog().was_removed(file(number)));
         assert_eq!(remembered, [!is_answered, false, !is_answered, false, false], "{is_answered}");
     }
 }
 
 #[test]
-fn a_member_does_not_keep_a_directory_alone_in_which_its_new_coordinator_changed_something_untold() {
+fn what_a_successor_changed_and_its_catalog_lacks_is_known_by_the_present_paths() {
     let (_folder, tree) = tree();
-    for path in ["a", "b", "c"] {
+    for path in ["a", "b"] {
         tree.names().mkdir(&ME, ROOT, path.as_bytes(), 0o755).unwrap();
     }
-    let below = |path: &str| tree.nodes().node_at(path.as_bytes()).unwrap();
-    tree.names().mkdir(&ME, below("a"), b"x", 0o755).unwrap();
-    tree.names().mkdir(&ME, below("b"), b"y", 0o755).unwrap();
     let publication = tree.publications().take_outgoing(usize::MAX, usize::MAX, false).number;
     tree.publications().publication_answered();
-    tree.names().symlink(&ME, below("b/y"), b"new", b"target").unwrap();
-    tree.names().rename(&ME, (below("a"), b"x"), (below("c"), b"x"), 0).unwrap();
-    let left = || {
-        let mut paths = ["", "a", "a/x", "b", "b/y", "b/y/other", "c", "c/x"].map(Vec::from).to_vec();
-        tree.publications().retain_unchanged(&mut paths);
-        paths
-    };
-    assert_eq!(left(), [""; 0].map(Vec::from), "nothing is known of a catalog");
+    let below = |path: &str| tree.nodes().node_at(path.as_bytes()).unwrap();
+    tree.names().symlink(&ME, below("a"), b"new", b"target").unwrap();
+    tree.names().rename(&ME, (ROOT, b"a"), (below("b"), b"x"), 0).unwrap();
     let told = tree.catalog().moment_before();
-    assert!(tree.mirror().become_catalog(&[], told, Some(publication)));
-    assert_eq!(left(), ["", "b", "b/y/other"].map(Vec::from));
-    let mut changed = tree.publications().changed_since_taken_up();
-    changed.sort();
-    assert_eq!(changed, ["a/x", "b/y/new", "c/x"].map(Vec::from));
+    let directory = |name: &[u8]| NodeState {
+        path: name.to_vec(),
+        attributes: NodeAttributes::default(),
+        attributes_ns: 0,
+        other_names: None,
+        kind: NodeKind::Directory,
+    };
+    let kept = [(Vec::new(), [&b"a"[..], b"b"].map(directory).to_vec())];
+    assert!(tree.mirror().become_catalog(&kept, told, Some(publication)));
+    let changed = || {
+        let mut changed = tree.publications().changed_since_taken_up()?;
+        changed.sort();
+        Some(changed)
+    };
+    assert_eq!(changed(), Some(["a", "b/x", "b/x/new"].map(Vec::from).to_vec()));
+    // More than is remembered while nobody is told.
+    tree.publications().lead_outgoing(false);
+    for number in 0..RECENT_MAX + 16 {
+        tree.names().symlink(&ME, ROOT, number.to_string().as_bytes(), b"target").unwrap();
+    }
+    assert_eq!(changed(), None);
+}
+
+/// Attributes are told as states: the operations that the catalog has say nothing of them.
+#[test]
+fn attributes_that_a_successor_set_untold_stay() {
+    let (_folder, tree) = tree();
+    for name in [b"old", b"new"] {
+        tree.names().mkdir(&ME, ROOT, name, 0o755).unwrap();
+    }
+    let publication = tree.publications().take_outgoing(usize::MAX, usize::MAX, false).number;
+    tree.publications().publication_answered();
+    let mode = |name: &[u8]| tree.getattr(tree.nodes().node_at(name).unwrap()).unwrap().mode & 0o777;
+    let set = |name: &[u8], mode: u32| {
+        let node = tree.nodes().node_at(name).unwrap();
+        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        tree.setattr(&ME, node, &set).unwrap();
+    };
+    set(b"old", 0o750);
+    let told = tree.catalog().moment();
+    set(b"new", 0o700);
+    let state = |name: &[u8]| NodeState {
+        path: name.to_vec(),
+        attributes: NodeAttributes { mode: 0o711, ..NodeAttributes::default() },
+        attributes_ns: 0,
+        other_names: None,
+        kind: NodeKind::Directory,
+    };
+    let kept = [(Vec::new(), [&b"old"[..], b"new"].map(state).to_vec())];
+    assert!(tree.mirror().become_catalog(&kept, told, Some(publication)));
+    assert_eq!([mode(b"old"), mode(b"new")], [0o711, 0o700]);
 }

@@ -211,7 +211,7 @@ fn question(at: u64, leave: &Leave) -> Question {
         Leave::Directory { .. } | Leave::Name => true,
         Leave::None | Leave::Known => false,
     };
-    Question { at, lets }
+    Question::new(at, lets)
 }
 
 fn known<T>(answer: Answer<T>) -> Result<T, Asked> {

@@ -332,7 +332,22 @@ impl Leases {
             | NameOperation::Taken { .. } => {}
             NameOperation::Removed { path, .. } => self.removed(path),
             NameOperation::Renamed { from: old, to, exchange: false, .. } => self.renamed(from, old, to),
-            NameOperation::Renamed { from: old, to, exchange: true, .. } => self.exchanged(from, old, to),
+            NameOperation::Renamed { from: old, to, exchange: true, .. } => {
+                self.removed(old);
+                self.removed(to);
+            }
+        }
+        is_its_own
+    }
+
+    /// Does the same for a node that joined after the operation: it said where its directories are by now, and goes on having those. What is
+    /// recorded too much costs a question.
+    pub fn follow_late(&mut self, from: &NodeName, operation: &NameOperation) -> bool {
+        let paths = operation.paths().filter(|_| operation.moves_directory());
+        let theirs: Vec<_> = paths.flat_map(|path| self.alone_below(from, path)).collect();
+        let is_its_own = self.follow(from, operation);
+        for (path, lease) in theirs {
+            self.directories.entry(path).or_insert(lease);
         }
         is_its_own
     }
@@ -365,12 +380,8 @@ impl Leases {
 
     /// Moves the leases of a directory that `by` renamed after all other nodes had left it. `by` knows the directory by its inode
     /// and keeps what it holds there, so the leases must stand under the new path, too.
-    ///
-    /// What `by` has at the new path stays: a node that joins says where its directories are by then, and may tell of the rename later.
     pub fn renamed(&mut self, by: &NodeName, from: &[u8], to: &[u8]) {
-        let theirs = self.alone_below(by, to);
         self.removed(to);
-        self.directories.extend(theirs);
         let moved = self.below(from).into_iter().filter_map(|path| {
             let lease = self.directories.get(&path)?.clone();
             let stays = !matches!(&lease, Lease::Alone(holder, _) if holder != by);
@@ -379,15 +390,6 @@ impl Leases {
         let moved: Vec<_> = moved.collect();
         self.removed(from);
         self.directories.extend(moved);
-    }
-
-    /// Ends the leases of directories that `by` exchanged, but for its own: it may have been granted those at their new paths.
-    pub fn exchanged(&mut self, by: &NodeName, one: &[u8], other: &[u8]) {
-        for path in [one, other] {
-            let theirs = self.alone_below(by, path);
-            self.removed(path);
-            self.directories.extend(theirs);
-        }
     }
 
     fn alone_below(&self, node: &NodeName, path: &[u8]) -> Vec<(Vec<u8>, Lease)> {

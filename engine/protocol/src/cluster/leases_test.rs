@@ -200,18 +200,29 @@ fn who_renames_a_directory_goes_on_having_it_alone() {
 
 /// A node that joins has its directories alone at their present paths, and tells of what brought them there after that.
 #[test]
-fn who_tells_of_a_rename_late_keeps_what_it_was_granted_at_the_new_path() {
+fn who_tells_late_of_what_it_moved_keeps_what_it_was_granted_at_the_present_paths() {
     let (a, b) = (node("a"), node("b"));
-    for exchange in [false, true] {
+    let renamed = |from: &str, to: &str, exchange| NameOperation::Renamed {
+        from: from.into(),
+        to: to.into(),
+        exchange,
+        what: None,
+    };
+    let removed = |path: &str| NameOperation::Removed { path: path.into(), what: None };
+    for operations in [
+        vec![renamed("last", "old", false), renamed("new", "last", false)],
+        vec![removed("last"), renamed("new", "last", false)],
+        vec![renamed("new", "last", true)],
+    ] {
         let mut leases = Leases::default();
-        assert!([&b"new"[..], b"new/below"].iter().all(|path| leases.made(&a, path)));
-        assert!(leases.made(&b, b"new/of b"));
-        let (from, to) = (b"old".to_vec(), b"new".to_vec());
-        leases.follow(&a, &NameOperation::Renamed { from, to, exchange, what: None });
-        for path in [&b"new"[..], b"new/below"] {
-            assert_eq!(leases.change(&b, path, b"x", NOW), Verdict::RecallFirst(a.clone()));
+        let granted = [&b"last"[..], b"last/below", b"old"];
+        assert!(granted.iter().all(|path| leases.made(&a, path)));
+        assert!(leases.made(&b, b"last/of b"));
+        operations.iter().for_each(|operation| assert!(leases.follow_late(&a, operation)));
+        for path in granted {
+            assert_eq!(leases.change(&b, path, b"x", NOW), Verdict::RecallFirst(a.clone()), "{operations:?}");
         }
-        assert_eq!(leases.lease_of(&b, b"new/of b"), None, "it was taken out of what was there before");
+        assert_eq!(leases.lease_of(&b, b"last/of b"), None, "it was taken out of what was there before");
     }
 }
 
