@@ -100,9 +100,11 @@ impl Lookups<'_> {
             };
             match verdict {
                 Verdict::Busy(holder) | Verdict::PublishFirst(holder) => {
-                    self.catalog.recall(&holder, directory, Some(name), false).await?;
+                    self.catalog.recalls().of(&holder, directory, Some(name), false).await?;
                 }
-                Verdict::RecallFirst(holder) => self.catalog.recall(&holder, directory, None, true).await?,
+                Verdict::RecallFirst(holder) => {
+                    self.catalog.recalls().of(&holder, directory, None, true).await?
+                }
                 Verdict::Moving(moving) => self.wait_for_move(&moving).await?,
                 Verdict::Answer | Verdict::Promised => {
                     self.share_other_names(from, look).await?;
@@ -133,7 +135,7 @@ impl Lookups<'_> {
             let why = format!("{} is about to move {path:?}; ask again", moving.node);
             return Err(Refusal::new(LinkErrorKind::Unavailable, why));
         }
-        self.catalog.recall(&moving.node, directory, Some(name), false).await?;
+        self.catalog.recalls().of(&moving.node, directory, Some(name), false).await?;
         self.catalog.lock().leases.moves.end(&moving.path, moving.number);
         Ok(())
     }
@@ -149,7 +151,8 @@ impl Lookups<'_> {
             if holders.is_empty() && promised.is_empty() {
                 return Ok(());
             }
-            let held = holders.iter().map(|(holder, held)| self.catalog.recall(holder, held, None, true));
+            let held =
+                holders.iter().map(|(holder, held)| self.catalog.recalls().of(holder, held, None, true));
             let promises = promised.iter().map(|(of, names)| self.recall_promises(of, names));
             futures::future::try_join(
                 futures::future::try_join_all(held),
@@ -167,7 +170,7 @@ impl Lookups<'_> {
         (holder, directory): &(NodeName, Vec<u8>),
         promises: &[(Vec<u8>, u64)],
     ) -> Result<(), Refusal> {
-        if self.catalog.ask_back(holder, directory, None, true).await? {
+        if self.catalog.recalls().ask(holder, directory, None, true).await? {
             let leases = &mut self.catalog.lock().leases;
             promises.iter().for_each(|(name, promise)| leases.published(directory, name, *promise));
         }
@@ -189,7 +192,7 @@ impl Lookups<'_> {
             (state.leases.read(from, directory, Some(name), now), recorded, promise)
         };
         if let Verdict::PublishFirst(holder) = verdict {
-            self.catalog.recall(&holder, directory, Some(name), false).await?;
+            self.catalog.recalls().of(&holder, directory, Some(name), false).await?;
         }
         let looked = self.looked(look, Leave::None).await;
         let is_directory =
@@ -225,7 +228,7 @@ impl Lookups<'_> {
             let directory = split(&other).0;
             let verdict = self.catalog.lock().leases.read(from, directory, None, self.catalog.now());
             if let Verdict::PublishFirst(holder) = verdict {
-                self.catalog.recall(&holder, directory, None, true).await?;
+                self.catalog.recalls().of(&holder, directory, None, true).await?;
             }
         }
         Ok(())
@@ -247,9 +250,9 @@ impl Lookups<'_> {
             (state.leases.read(from, directory, None, now), state.leases.promised_in(directory, from, now))
         };
         if let Verdict::PublishFirst(holder) = verdict {
-            self.catalog.recall(&holder, directory, None, false).await?;
+            self.catalog.recalls().of(&holder, directory, None, false).await?;
         }
-        let recalls = promised.iter().map(|holder| self.catalog.recall(holder, directory, None, false));
+        let recalls = promised.iter().map(|holder| self.catalog.recalls().of(holder, directory, None, false));
         futures::future::try_join_all(recalls).await?;
         Ok(Answer::Known(self.entries(directory)))
     }
@@ -278,7 +281,7 @@ impl Lookups<'_> {
         if let Some(home) = found.as_ref().and_then(unsettled_home)
             && let Some(member) = self.catalog.cluster.member_of(home)
             && !member.gone
-            && self.catalog.recall(&member.life.node, &look.directory, None, false).await.is_ok()
+            && self.catalog.recalls().of(&member.life.node, &look.directory, None, false).await.is_ok()
         {
             found = namespace.standing().outgoing_at(&path);
         }

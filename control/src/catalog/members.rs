@@ -308,7 +308,7 @@ impl Catalog {
             for (holder, directory) in recalls {
                 let catalog = Arc::clone(&self);
                 tokio::spawn(async move {
-                    let result = catalog.recall_for_none(&holder, &directory).await;
+                    let result = catalog.recalls().for_none(&holder, &directory).await;
                     let (outbox, recall) = (&mut catalog.lock().outbox, (holder, directory));
                     outbox.recalling.remove(&recall);
                     if let Err(refusal) = result {

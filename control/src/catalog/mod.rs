@@ -39,6 +39,7 @@ use keep::Keeping;
 pub use keep::{CatalogLog, Step, StepError};
 use look::Lookups;
 use members::{ASKS_MAX, Outbox, Told};
+use recall::Recalls;
 use roll::{Now, Roll};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -213,6 +214,10 @@ impl Catalog {
         &self.counters
     }
 
+    fn recalls(&self) -> Recalls<'_> {
+        Recalls { catalog: self }
+    }
+
     fn lookups(&self) -> Lookups<'_> {
         Lookups { catalog: self }
     }
@@ -247,7 +252,7 @@ impl Authority for Catalog {
     }
 
     fn changed_here(&self, paths: &[&[u8]]) {
-        self.recall_all(paths);
+        self.recalls().after_own(paths);
     }
 
     async fn is_kept(&self) -> bool {
@@ -260,7 +265,7 @@ impl Authority for Catalog {
         }
         let own = &self.cluster.life.node;
         let knowing = self.lock().leases.knowing_below(own, path, self.now());
-        let told = knowing.iter().map(|node| self.recall(node, &[], None, false));
+        let told = knowing.iter().map(|node| self.recalls().of(node, &[], None, false));
         futures::future::join_all(told).await.iter().all(Result::is_ok)
     }
 

@@ -280,9 +280,9 @@ impl Catalog {
         match self.cluster.namespace().publications().changed_since_taken_up() {
             Some(changed) => {
                 let changed: Vec<_> = changed.iter().map(Vec::as_slice).collect();
-                changed.chunks(RECALLED_AT_ONCE).for_each(|some| self.recall_all(some));
+                changed.chunks(RECALLED_AT_ONCE).for_each(|some| self.recalls().after_own(some));
             }
-            None => self.recall_everything(),
+            None => self.recalls().everything(),
         }
     }
 }

@@ -2,14 +2,13 @@
 //!
 //! Owns: their order, times on the coordinator's clock, their effects on leases. Does not own: the tree.
 
-use super::{Catalog, State};
+use super::Catalog;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
-use tidemark_namespace::OutgoingBody;
+use tidemark_namespace::{Namespace, OutgoingBody};
 use tidemark_protocol::cluster::leases::Verdict;
 use tidemark_protocol::cluster::wire::{Copies, NameOperation, NodeKind, NodeState, Publication, Published};
-use tidemark_protocol::id::{Incarnation, NodeName, SealNumber};
+use tidemark_protocol::id::{Incarnation, SealNumber};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::path::split;
 use tidemark_transport::Refusal;
@@ -34,15 +33,11 @@ fn seal_of(told: &NodeState) -> Option<SealNumber> {
     }
 }
 
-impl State {
-    /// Notes that `by` changed a name without leave, and recalls the name's directory from a node that has it alone.
-    fn recall_directory_of(&mut self, by: &NodeName, path: &[u8], now: Duration) {
-        let directory = split(path).0;
-        self.hearing.note_in(by, directory);
-        if let Verdict::PublishFirst(holder) = self.leases.read(by, directory, None, now) {
-            self.outbox.recalls.insert((holder, directory.to_vec()));
-        }
-    }
+/// Returns the first name on a path that a tree lacks: whoever makes the path makes this name in a directory that is there.
+fn first_missing<'a>(tree: &Namespace, path: &'a [u8]) -> Option<&'a [u8]> {
+    let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    let mut paths = ends.chain([path.len()]).map(|end| &path[..end]);
+    paths.find(|path| tree.nodes().node_at(path).is_none())
 }
 
 impl Catalog {
@@ -107,9 +102,9 @@ impl Catalog {
             told.collect()
         };
         let made = states.iter().filter(|_| publication.makes);
-        let made: Vec<_> = made.filter_map(|told| self.first_missing(&told.path)).collect();
+        let made: Vec<_> = made.filter_map(|told| first_missing(namespace, &told.path)).collect();
         let nameless = namespace.mirror().take_states(&states, from.incarnation, publication.makes);
-        self.recall_made(&from.node, &made);
+        self.recalls().after_made(&from.node, &made);
         if publication.whole {
             // Between the parts of a full publication no other publication of the node is on its way: a file without a name here was
             // removed.
@@ -201,50 +196,6 @@ impl Catalog {
         let published = Published { whole_wanted: false, shared };
         state.answers.insert(from.clone(), published.clone());
         published
-    }
-
-    /// Recalls directories after this node's own change, which is no publication: nodes that have such a name, or its directory, alone have
-    /// to look again.
-    pub(super) fn recall_all(&self, paths: &[&[u8]]) {
-        let own = &self.cluster.life.node;
-        let now = self.now();
-        let mut state = self.lock();
-        for path in paths {
-            state.recall_directory_of(own, path, now);
-            state.hearing.note_in(own, path);
-            let holders = state.leases.holders_below(own, path);
-            state.outbox.recalls.extend(holders);
-            let knowing = state.leases.take_knowing(own, path, now);
-            state.outbox.forgets.extend(knowing);
-        }
-        if !state.outbox.recalls.is_empty() || !state.outbox.forgets.is_empty() {
-            self.woken.notify_one();
-        }
-    }
-
-    /// Recalls the directories of names that `by` made without leave.
-    fn recall_made(&self, by: &NodeName, paths: &[&[u8]]) {
-        let now = self.now();
-        let mut state = self.lock();
-        paths.iter().for_each(|path| state.recall_directory_of(by, path, now));
-        if !state.outbox.recalls.is_empty() {
-            self.woken.notify_one();
-        }
-    }
-
-    /// Recalls every directory that another node has alone.
-    pub(super) fn recall_everything(&self) {
-        let mut state = self.lock();
-        let holders = state.leases.holders_below(&self.cluster.life.node, b"");
-        state.outbox.recalls.extend(holders);
-        self.woken.notify_one();
-    }
-
-    /// Returns the part of a path that is missing here and that all of it below is missing with: making the path makes this name first.
-    fn first_missing<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
-        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
-        let mut paths = ends.chain([path.len()]).map(|end| &path[..end]);
-        paths.find(|path| self.cluster.namespace().nodes().node_at(path).is_none())
     }
 
     /// Returns the state under the first of its names that does not belong to another node by now; `None` if all do.
@@ -350,9 +301,10 @@ impl Catalog {
     /// made for it has to look again.
     fn take_news(&self, news: News, told: &NodeState, home: Incarnation) {
         let makes = news == News::File;
-        let made = self.first_missing(&told.path).filter(|_| makes);
-        self.cluster.namespace().mirror().take_states(std::slice::from_ref(told), home, makes);
-        self.recall_made(&self.cluster.life.node, made.as_slice());
+        let namespace = self.cluster.namespace();
+        let made = first_missing(namespace, &told.path).filter(|_| makes);
+        namespace.mirror().take_states(std::slice::from_ref(told), home, makes);
+        self.recalls().after_made(&self.cluster.life.node, made.as_slice());
     }
 
     /// Returns the news in a copy holder's state of the file; `None` if all is known.

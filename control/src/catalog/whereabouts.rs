@@ -45,7 +45,7 @@ impl Catalog {
                 && Instant::now() < until
             {
                 // A refusal does not end the loop: the home is asked again.
-                if let Err(refusal) = self.recall(&home.life.node, &[], None, false).await {
+                if let Err(refusal) = self.recalls().of(&home.life.node, &[], None, false).await {
                     tracing::debug!(%refusal, %file, "the node of a file that is not sealed does not answer");
                 }
                 tokio::time::sleep(LOOK_AGAIN).await;

@@ -20,7 +20,7 @@ const FILES_MAX: usize = 2;
 /// Types that are larger, with the most methods and files that they may have. The numbers only shrink: a change that makes a type
 /// smaller lowers its line, or takes it out.
 const LARGER: &[(&str, &str, usize, usize)] = &[
-    ("tidemark-control", "Catalog", 60, 9),
+    ("tidemark-control", "Catalog", 58, 8),
     ("tidemark-engine", "Cluster", 71, 8),
     ("tidemark-engine", "Engine", 146, 27),
     ("tidemark-engine", "Node", 64, 18),
