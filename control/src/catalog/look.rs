@@ -289,7 +289,7 @@ impl Lookups<'_> {
         Looked { found: found.map(|node| state_of(namespace, node)), directory, leave }
     }
 
-    fn is_directory(&self, path: &[u8]) -> bool {
+    pub(super) fn is_directory(&self, path: &[u8]) -> bool {
         let found = || self.catalog.cluster.namespace().standing().outgoing_at(path);
         path.is_empty() || found().is_some_and(|node| matches!(node.body, OutgoingBody::Directory))
     }

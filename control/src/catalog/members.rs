@@ -21,6 +21,9 @@ use tokio::time::Instant;
 /// The most questions to neighbours on their way at once. If more nodes fall silent than that, this node is the one that is cut off.
 pub(super) const ASKS_MAX: usize = 256;
 
+/// The most recalls on their way for which no node waits. A node that falls silent holds each up for 5 s.
+const RECALLS_MAX: usize = 1024;
+
 /// Bytes per second that news of members may take of the coordinator's network and processor: a tenth of 10 Gbit/s. If ten thousand nodes
 /// come at once, the news of them grow in size, not in number.
 const TELL_BYTES_PER_S: u64 = 128 << 20;
@@ -102,11 +105,19 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Takes all messages. The recalls among them count as on their way.
-    fn take(&mut self) -> Self {
-        let mut recalling = std::mem::take(&mut self.recalling);
-        recalling.extend(self.recalls.iter().cloned());
-        std::mem::replace(self, Self { recalling, ..Self::default() })
+    /// Takes the messages, but for recalls beyond [`RECALLS_MAX`]. The recalls among them count as on their way. `hears`: other nodes are not
+    /// answered yet. Then recalls wait: who gave a directory back could not ask for it again, and nobody else can ask either.
+    fn take(&mut self, hears: bool) -> Self {
+        let room = if hears { 0 } else { RECALLS_MAX.saturating_sub(self.recalling.len()) };
+        let later = self.recalls.iter().nth(room).cloned();
+        let later = later.map_or_else(BTreeSet::new, |first| self.recalls.split_off(&first));
+        self.recalling.extend(self.recalls.iter().cloned());
+        Self {
+            recalls: std::mem::replace(&mut self.recalls, later),
+            asks: std::mem::take(&mut self.asks),
+            forgets: std::mem::take(&mut self.forgets),
+            recalling: BTreeSet::new(),
+        }
     }
 
     /// Whether a directory is to be given back by a node, or is being so.
@@ -239,6 +250,10 @@ impl Catalog {
         // A member of the former coordinator has had its directories without a break; no other node was answered since.
         let is_from_before = hearing.hears(from);
         alone.truncate(BATCH_ITEMS_MAX);
+        if is_from_before && !self.cluster.namespace().publications().knows_changes_since_taken_up() {
+            // This node may have changed something in each of them.
+            alone.clear();
+        }
         alone.retain(|path| {
             if is_from_before {
                 !hearing.missed(&node, path) && leases.made(&node, path)
@@ -253,7 +268,7 @@ impl Catalog {
         let was_away = self.cluster.namespace().catalog().made_while_away(from).is_some();
         let states = state.hearing.asks_states(from) || was_given_up || was_away;
         self.cluster.namespace().catalog().is_back(from);
-        state.catching_up.insert(from.clone());
+        state.catching_up.entry(from.clone()).or_default();
         Ok(Joined { admit, members, published, states, alone })
     }
 
@@ -299,7 +314,11 @@ impl Catalog {
             if self.follows_one_of_its_name() {
                 self.begin();
             }
-            let Outbox { asks, recalls, forgets, .. } = self.lock().outbox.take();
+            let Outbox { asks, recalls, forgets, .. } = {
+                let mut state = self.lock();
+                let hears = state.hearing.is_open();
+                state.outbox.take(hears)
+            };
             if !forgets.is_empty() {
                 let cluster = Arc::clone(&self.cluster);
                 // A node that does not answer asks by itself after a moment.
@@ -379,4 +398,23 @@ fn refused(refusal: membership::Refusal) -> Refusal {
         (_, Cure::Stop | Cure::Nothing | Cure::Person) => LinkErrorKind::Invalid,
     };
     Refusal::new(kind, refusal.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recalls_wait_while_nobody_is_answered_and_for_room() {
+        let node: NodeName = "n1".parse().unwrap();
+        let recall = |number: usize| (node.clone(), number.to_string().into_bytes());
+        let mut outbox = Outbox { recalls: (0..=RECALLS_MAX).map(recall).collect(), ..Outbox::default() };
+        assert!(outbox.take(true).recalls.is_empty());
+        assert!(outbox.recalls_from(&node, b"0"));
+        assert_eq!(outbox.take(false).recalls.len(), RECALLS_MAX);
+        assert_eq!((outbox.take(false).recalls.len(), outbox.recalls.len()), (0, 1));
+        assert!((0..=RECALLS_MAX).all(|number| outbox.recalls_from(&node, &recall(number).1)));
+        outbox.recalling.pop_first();
+        assert_eq!((outbox.take(false).recalls.len(), outbox.recalls.len()), (1, 0));
+    }
 }

@@ -118,8 +118,8 @@ struct State {
     /// Lives whose last publication is not kept yet.
     unkept: BTreeSet<NodeLife>,
     hearing: Hearing,
-    /// Lives that joined and have not published yet all that they did before.
-    catching_up: BTreeSet<NodeLife>,
+    /// Lives that joined and have not published yet all that they did before, each with the paths of the directories that it moved.
+    catching_up: BTreeMap<NodeLife, BTreeSet<Vec<u8>>>,
     /// Files of which a holder of a copy published more than the home has.
     unclaimed: BTreeMap<FileId, (News, NodeState)>,
 }
@@ -148,7 +148,7 @@ impl Catalog {
             kept: BTreeMap::new(),
             unkept: BTreeSet::new(),
             hearing,
-            catching_up: BTreeSet::new(),
+            catching_up: BTreeMap::new(),
             unclaimed: BTreeMap::new(),
         };
         let catalog = Arc::new(Self {
@@ -322,7 +322,7 @@ impl Authority for Catalog {
             }
             ToCoordinator::Find { file } => wire::encode(&self.lookups().find(file)),
             ToCoordinator::Reported => {
-                self.lock().catching_up.remove(&from);
+                self.caught_up(&from);
                 self.heard(&from);
                 wire::encode(&())
             }

@@ -131,19 +131,14 @@ impl Recalls<'_> {
 
     /// Recalls the directories of names that `by` made without leave.
     pub(super) fn after_made(self, by: &NodeName, paths: &[&[u8]]) {
+        if paths.is_empty() {
+            return;
+        }
         let now = self.catalog.now();
         let mut state = self.catalog.lock();
         paths.iter().for_each(|path| state.recall_directory_of(by, path, now));
         if !state.outbox.recalls.is_empty() {
             self.catalog.woken.notify_one();
         }
-    }
-
-    /// Recalls every directory that another node has alone.
-    pub(super) fn everything(self) {
-        let mut state = self.catalog.lock();
-        let holders = state.leases.holders_below(&self.catalog.cluster.life.node, b"");
-        state.outbox.recalls.extend(holders);
-        self.catalog.woken.notify_one();
     }
 }

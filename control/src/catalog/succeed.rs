@@ -282,7 +282,7 @@ impl Catalog {
                 let changed: Vec<_> = changed.iter().map(Vec::as_slice).collect();
                 changed.chunks(RECALLED_AT_ONCE).for_each(|some| self.recalls().after_own(some));
             }
-            None => self.recalls().everything(),
+            None => self.recalls().after_own(&[b""]),
         }
     }
 }

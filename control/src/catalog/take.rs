@@ -2,7 +2,7 @@
 //!
 //! Owns: their order, times on the coordinator's clock, their effects on leases. Does not own: the tree.
 
-use super::Catalog;
+use super::{Catalog, State};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use tidemark_namespace::{Namespace, OutgoingBody};
@@ -41,6 +41,14 @@ fn first_missing<'a>(tree: &Namespace, path: &'a [u8]) -> Option<&'a [u8]> {
 }
 
 impl Catalog {
+    /// Notes that a node has published all that it did before it joined. What it moved away is not its any more.
+    pub(super) fn caught_up(&self, life: &NodeLife) {
+        let mut state = self.lock();
+        let Some(moved) = state.catching_up.remove(life) else { return };
+        let lookups = self.lookups();
+        state.leases.vacated(&life.node, &moved, |path| lookups.is_directory(path));
+    }
+
     /// Takes in a publication. A publication that was taken before is answered and not taken again.
     pub(super) async fn take(
         &self,
@@ -101,8 +109,8 @@ impl Catalog {
         } else {
             told.collect()
         };
-        let made = states.iter().filter(|_| publication.makes);
-        let made: Vec<_> = made.filter_map(|told| first_missing(namespace, &told.path)).collect();
+        let made = states.iter().filter(|_| publication.makes).flat_map(NodeState::paths);
+        let made: Vec<_> = made.filter_map(|path| first_missing(namespace, path)).collect();
         let nameless = namespace.mirror().take_states(&states, from.incarnation, publication.makes);
         self.recalls().after_made(&from.node, &made);
         if publication.whole {
@@ -178,10 +186,14 @@ impl Catalog {
                     self.woken.notify_one();
                 }
             }
-            let is_its_own = if state.catching_up.contains(from) {
-                state.leases.follow_late(&from.node, operation)
-            } else {
-                state.leases.follow(&from.node, operation)
+            let State { leases, catching_up, .. } = &mut *state;
+            let is_its_own = match catching_up.get_mut(from) {
+                Some(moved) => {
+                    let paths = operation.paths().filter(|_| operation.moves_directory());
+                    moved.extend(paths.map(<[u8]>::to_vec));
+                    leases.follow_late(&from.node, operation)
+                }
+                None => leases.follow(&from.node, operation),
             };
             if !is_its_own {
                 shared.push(operation.path().to_vec());
@@ -302,9 +314,10 @@ impl Catalog {
     fn take_news(&self, news: News, told: &NodeState, home: Incarnation) {
         let makes = news == News::File;
         let namespace = self.cluster.namespace();
-        let made = first_missing(namespace, &told.path).filter(|_| makes);
+        let made = told.paths().filter(|_| makes).filter_map(|path| first_missing(namespace, path));
+        let made: Vec<_> = made.collect();
         namespace.mirror().take_states(std::slice::from_ref(told), home, makes);
-        self.recalls().after_made(&self.cluster.life.node, made.as_slice());
+        self.recalls().after_made(&self.cluster.life.node, &made);
     }
 
     /// Returns the news in a copy holder's state of the file; `None` if all is known.

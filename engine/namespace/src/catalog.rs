@@ -73,17 +73,9 @@ impl Removed {
         }
     }
 
-    /// Whether a file is removed with the last name of `node`. `adopted`: the node that carries the file's identity, if that is not the one
-    /// the identity names.
-    ///
-    /// If the file has another node by now, this one has its old bytes only. A copy was written elsewhere, and this node does not know who
-    /// writes it. Files of this node count: it may be lost, and then no other node knows that they have no name.
+    /// Whether a file is removed with the last name of `node` ([`is_last_of`]).
     pub(super) fn means(&self, node: NodeId, file: &File, adopted: Option<NodeId>) -> bool {
-        let own = file.id.incarnation == self.own;
-        match adopted {
-            Some(adopted) => adopted == node && (own || file.remote.is_some()),
-            None => own && file.id.counter.0 == node,
-        }
+        is_last_of(self.own, node, file, adopted)
     }
 
     pub(super) fn note(&mut self, file: FileId) {
@@ -271,6 +263,19 @@ impl CatalogTree<'_> {
         for fate in fates.iter().filter(|fate| fate.home != self.state.incarnation) {
             known.set((fate.home, fate.process.0, fate.process.1), (fate.fate, fate.failed_at_ns));
         }
+    }
+}
+
+/// Whether a file is removed with the last name of `node`. `own`: the life of this node. `adopted`: the node that carries the file's identity, if
+/// that is not the one the identity names.
+///
+/// If the file has another node by now, this one has its old bytes only. A copy was written elsewhere, and this node does not know who
+/// writes it. Files of this node count: it may be lost, and then no other node knows that they have no name.
+pub(super) fn is_last_of(own: Incarnation, node: NodeId, file: &File, adopted: Option<NodeId>) -> bool {
+    let is_own = file.id.incarnation == own;
+    match adopted {
+        Some(adopted) => adopted == node && (is_own || file.remote.is_some()),
+        None => is_own && file.id.counter.0 == node,
     }
 }
 

@@ -201,7 +201,7 @@ impl NameCalls<'_> {
             }
             state.session.answer(caller.request, Answer::Done);
             state.tree.mark(node);
-            state.took_name(node);
+            state.took_name(node, self.state.incarnation);
             state.release_unreachable(node);
             Ok(())
         })
@@ -239,27 +239,29 @@ impl NameCalls<'_> {
         self.state.change(|state| {
             let exchange = flags == RENAME_EXCHANGE;
             let told = state.outgoing.untold.as_ref().and_then(|_| moves(&state.tree, from, to, exchange));
-            match flags {
+            let replaced = match flags {
                 0 | RENAME_NOREPLACE => {
                     let no_replace = flags == RENAME_NOREPLACE;
                     let (moved, replaced) = state.tree.rename(from, to, no_replace, caller.now_ns)?;
                     state.tree.renamed(moved, caller.now_ns);
-                    if let Some(replaced) = replaced {
-                        state.tree.mark(replaced);
-                        state.took_name(replaced);
-                        state.release_unreachable(replaced);
-                    }
+                    replaced
                 }
                 RENAME_EXCHANGE => {
                     let (one, other) = state.tree.exchange(from, to, caller.now_ns)?;
                     state.tree.renamed(one, caller.now_ns);
                     state.tree.renamed(other, caller.now_ns);
+                    None
                 }
                 _ => return Err(FsError::Invalid),
-            }
+            };
             state.outgoing.tell(|| told);
             state.outgoing.note_name(from.0, from.1);
             state.outgoing.note_name(to.0, to.1);
+            if let Some(replaced) = replaced {
+                state.tree.mark(replaced);
+                state.took_name(replaced, self.state.incarnation);
+                state.release_unreachable(replaced);
+            }
             state.session.answer(caller.request, Answer::Done);
             Ok(())
         })

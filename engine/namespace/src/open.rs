@@ -362,11 +362,8 @@ impl State {
         if from == own {
             return;
         }
-        if from.incarnation != own.incarnation {
-            match &mut self.removed {
-                Some(removed) => removed.note(from),
-                None => self.outgoing.note_ended(from),
-            }
+        if let Some(removed) = self.removed.as_mut().filter(|_| from.incarnation != own.incarnation) {
+            removed.note(from);
         }
         self.identities.remove(from, node);
         self.outgoing.tell_taken(&self.tree, node, from, own);

@@ -71,7 +71,7 @@ pub(super) struct Unpublished {
     lets: RecentNames,
     /// Number of operations on names that the catalog has which this tree became last; 0 for a member.
     taken_up: u64,
-    /// Other nodes' files that lost their last name by operations without an answer. Each with the operation's number, or the next.
+    /// Files that lost their last name by operations without an answer, each with the operation's number.
     ended: VecDeque<(u64, FileId)>,
 }
 
@@ -409,14 +409,23 @@ impl Publications<'_> {
         self.state.look(|state| state.outgoing.number())
     }
 
-    /// Returns the paths of the names that this node changed and that the catalog lacks which this tree became. None if they are too many to
-    /// be remembered.
+    /// Returns the paths of the names that this node changed and that the catalog lacks which this tree became. None if not all of them are
+    /// remembered.
     #[must_use]
     pub fn changed_since_taken_up(&self) -> Option<Vec<Vec<u8>>> {
         self.state.look(|state| {
-            let Some(untold) = &state.outgoing.untold else { return Some(Vec::new()) };
+            let untold = state.outgoing.untold.as_ref()?;
             let changed = untold.recent.after(untold.taken_up)?;
             Some(changed.filter_map(|(parent, name)| path_in(&state.tree, *parent, name)).collect())
+        })
+    }
+
+    /// Whether all of these are remembered.
+    #[must_use]
+    pub fn knows_changes_since_taken_up(&self) -> bool {
+        self.state.look(|state| {
+            let untold = state.outgoing.untold.as_ref();
+            untold.is_some_and(|untold| untold.recent.after(untold.taken_up).is_some())
         })
     }
 
@@ -548,10 +557,10 @@ impl Outgoing {
         })
     }
 
-    /// Notes that an operation of this node ends a file of another.
+    /// Notes that the operation that was told last takes the last name from a file.
     pub(super) fn note_ended(&mut self, file: FileId) {
         let Some(untold) = &mut self.untold else { return };
-        let (first, number) = (untold.unanswered.first(), untold.unanswered.next());
+        let (first, number) = (untold.unanswered.first(), untold.unanswered.next().saturating_sub(1));
         let is_answered = |ended: Option<&(u64, FileId)>| ended.is_some_and(|(number, _)| *number < first);
         while untold.ended.len() >= REMOVED_MAX || is_answered(untold.ended.front()) {
             untold.ended.pop_front();
@@ -559,7 +568,7 @@ impl Outgoing {
         untold.ended.push_back((number, file));
     }
 
-    /// Takes the files of other nodes that lost their last name by operations without an answer.
+    /// Takes the files that lost their last name by operations without an answer.
     pub(super) fn take_ended(&mut self) -> Vec<FileId> {
         let Some(untold) = &mut self.untold else { return Vec::new() };
         let first = untold.unanswered.first();
@@ -677,6 +686,7 @@ impl Outgoing {
         });
         // An answer on its way about such a name, and the names in etcd, do not reflect this. After the operation, since these changes are its.
         self.note_names_of(tree, node);
+        self.note_ended(from);
     }
 }
 

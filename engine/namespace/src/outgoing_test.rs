@@ -333,6 +333,7 @@ fn what_was_put_in_place_while_a_node_was_away_stays() {
 /// The keeper of a copy reports such a file once its node is lost, under the name that it had when it was copied.
 #[test]
 fn what_a_member_ended_without_an_answer_is_not_made_again_once_it_leads() {
+    const WRITE_AND_TRUNCATE: i32 = 0o1001;
     let other = NodeLife { node: "n2".parse().unwrap(), incarnation: Incarnation(2) };
     let file = |number| FileId { incarnation: other.incarnation, counter: FileCounter(number) };
     let made = |number: u64| NameOperation::File {
@@ -340,23 +341,25 @@ fn what_a_member_ended_without_an_answer_is_not_made_again_once_it_leads() {
         file: file(number),
         attributes: NodeAttributes::default(),
     };
-    for is_answered in [false, true] {
+    for (is_answered, is_all) in [(false, true), (true, true), (false, false)] {
         let (_folder, tree) = tree();
-        tree.mirror().follow(&(1..6).map(made).collect::<Vec<_>>(), &other, 1);
+        tree.mirror().follow(&(1..7).map(made).collect::<Vec<_>>(), &other, 1);
         tree.names().unlink(&ME, ROOT, b"1").unwrap();
         tree.names().rename(&ME, (ROOT, b"2"), (ROOT, b"3"), 0).unwrap();
+        let taken = tree.nodes().node_at(b"6").unwrap();
+        tree.open(&ME, taken, WRITE_AND_TRUNCATE).unwrap();
         if is_answered {
             let _told = tree.publications().take_outgoing(usize::MAX, usize::MAX, false);
             tree.publications().publication_answered();
-            // As many again: an operation ends nothing of the one before.
-            (0..2).for_each(|_| tree.names().rename(&ME, (ROOT, b"4"), (ROOT, b"4"), 0).unwrap());
+            tree.names().rename(&ME, (ROOT, b"4"), (ROOT, b"moved"), 0).unwrap();
         }
         // Another node's removal says nothing of the file's other names, which are not known here.
         let removed = NameOperation::Removed { path: b"5".to_vec(), what: Some(file(5)) };
         tree.mirror().follow(&[removed], &other, 2);
-        tree.catalog().remember_removed(&[], true);
-        let remembered = [1, 2, 3, 4, 5].map(|number| tree.catalog().was_removed(file(number)));
-        assert_eq!(remembered, [!is_answered, false, !is_answered, false, false], "{is_answered}");
+        tree.catalog().remember_removed(&[], is_all);
+        let remembered = [1, 3, 6, 2, 4, 5].map(|number| tree.catalog().was_removed(file(number)));
+        let ended = !is_answered && is_all;
+        assert_eq!(remembered, [ended, ended, ended, false, false, false], "{is_answered} {is_all}");
     }
 }
 

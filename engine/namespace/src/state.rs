@@ -3,7 +3,7 @@
 //! Owns: [`State`], whose parts own their fields each, and freeing nodes that nothing can reach any more. Does not own: the lock
 //! (`guarded`), the effect of a call on the parts (each call).
 
-use super::catalog::Removed;
+use super::catalog::{Removed, is_last_of};
 use super::copies::Copies;
 use super::departing::Departures;
 use super::guarded::Waiters;
@@ -76,12 +76,12 @@ impl State {
         self.identities.node_of(&self.tree, id, own)
     }
 
-    /// Notes that a call of this node took a name from a node. If that was the last name of another node's file, a copy elsewhere does not
-    /// make the file again where this tree becomes the catalog before the operation has an answer.
-    pub(super) fn took_name(&mut self, id: NodeId) {
+    /// Notes that a call of this node took a name from a node. If that was the last name of a file, a copy elsewhere does not make the file
+    /// again where this tree becomes the catalog before the operation has an answer.
+    pub(super) fn took_name(&mut self, id: NodeId, own: Incarnation) {
         let node = self.tree.nodes.get(&id).filter(|node| node.link_count() == 0);
         let Some(file) = node.and_then(|node| node.file().ok()) else { return };
-        if self.removed.is_none() && file.remote.is_some() && self.identities.adopted(file.id) == Some(id) {
+        if self.removed.is_none() && is_last_of(own, id, file, self.identities.adopted(file.id)) {
             self.outgoing.note_ended(file.id);
         }
     }

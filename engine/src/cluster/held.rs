@@ -422,4 +422,13 @@ mod tests {
         drop(one);
         assert!(names.enter(7));
     }
+
+    #[test]
+    fn an_answer_to_a_question_from_before_a_recall_counts_for_nothing_however_late() {
+        let now = Instant::now();
+        let given_back = GivenBack { nodes: HashMap::from([(7, now - GIVEN_BACK_FOR)]), order: [7].into() };
+        assert!(given_back.is_recent(7, now - 2 * GIVEN_BACK_FOR));
+        assert!(!given_back.is_recent(7, now));
+        assert!(!given_back.is_recent(8, now - 2 * GIVEN_BACK_FOR));
+    }
 }

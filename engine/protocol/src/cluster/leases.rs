@@ -340,8 +340,8 @@ impl Leases {
         is_its_own
     }
 
-    /// Does the same for a node that joined after the operation: it said where its directories are by now, and goes on having those. What is
-    /// recorded too much costs a question.
+    /// Does the same for a node that joined after the operation: it said where its directories are by now, and goes on having those. Until
+    /// [`Leases::vacated`] it may count as having some that are elsewhere.
     pub fn follow_late(&mut self, from: &NodeName, operation: &NameOperation) -> bool {
         let paths = operation.paths().filter(|_| operation.moves_directory());
         let theirs: Vec<_> = paths.flat_map(|path| self.alone_below(from, path)).collect();
@@ -350,6 +350,20 @@ impl Leases {
             self.directories.entry(path).or_insert(lease);
         }
         is_its_own
+    }
+
+    /// Ends what a node has alone at or below these paths where no directory is. `is_directory` tells that of a path.
+    pub fn vacated(
+        &mut self,
+        node: &NodeName,
+        paths: &BTreeSet<Vec<u8>>,
+        is_directory: impl Fn(&[u8]) -> bool,
+    ) {
+        let theirs = paths.iter().flat_map(|path| self.alone_below(node, path));
+        let gone: Vec<_> = theirs.map(|(path, _)| path).filter(|path| !is_directory(path)).collect();
+        for path in gone {
+            self.directories.remove(&path);
+        }
     }
 
     /// Ends the promise of a name to a node that published it, and that is in the catalog by now. A name that is missing again keeps its

@@ -223,6 +223,12 @@ fn who_tells_late_of_what_it_moved_keeps_what_it_was_granted_at_the_present_path
             assert_eq!(leases.change(&b, path, b"x", NOW), Verdict::RecallFirst(a.clone()), "{operations:?}");
         }
         assert_eq!(leases.lease_of(&b, b"last/of b"), None, "it was taken out of what was there before");
+        let moved = BTreeSet::from([b"last".to_vec(), b"new".to_vec()]);
+        leases.vacated(&a, &moved, |path| path == b"last");
+        assert_eq!(
+            ["last", "last/below", "old"].map(|path| leases.lease_of(&a, path.as_bytes()).is_some()),
+            [true, false, true]
+        );
     }
 }
 

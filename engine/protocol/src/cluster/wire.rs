@@ -460,6 +460,11 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
 }
 
 impl NodeState {
+    /// Returns the paths that are known.
+    pub fn paths(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(&self.path).chain(self.other_names.iter().flatten()).map(Vec::as_slice)
+    }
+
     /// Returns how many bytes of a message the state takes, at most.
     #[must_use]
     pub fn bytes_most(&self) -> usize {
