@@ -145,7 +145,6 @@ impl Catalog {
         for life in lost.iter().filter(|life| life.node != self.cluster.life.node) {
             state.leases.gone(&life.node);
             state.readers.gone(&life.node);
-            state.catching_up.remove(life);
         }
         let wakes = !asks.is_empty() || changed;
         state.outbox.asks.extend(asks);

@@ -322,7 +322,6 @@ impl Authority for Catalog {
             }
             ToCoordinator::Find { file } => wire::encode(&self.lookups().find(file)),
             ToCoordinator::Reported => {
-                self.caught_up(&from);
                 self.heard(&from);
                 wire::encode(&())
             }

@@ -246,6 +246,13 @@ impl Catalog {
 
     /// Notes that a node has published everything that it knows.
     pub(super) fn heard(&self, life: &NodeLife) {
+        let lookups = self.lookups();
+        let mut state = self.lock();
+        if let Some(moved) = state.catching_up.remove(life) {
+            // What it moved away is not its any more.
+            state.leases.vacated(&life.node, &moved, |path| lookups.is_directory(path));
+        }
+        drop(state);
         self.end_of_hearing(|hearing| hearing.heard(life));
     }
 

@@ -41,14 +41,6 @@ fn first_missing<'a>(tree: &Namespace, path: &'a [u8]) -> Option<&'a [u8]> {
 }
 
 impl Catalog {
-    /// Notes that a node has published all that it did before it joined. What it moved away is not its any more.
-    pub(super) fn caught_up(&self, life: &NodeLife) {
-        let mut state = self.lock();
-        let Some(moved) = state.catching_up.remove(life) else { return };
-        let lookups = self.lookups();
-        state.leases.vacated(&life.node, &moved, |path| lookups.is_directory(path));
-    }
-
     /// Takes in a publication. A publication that was taken before is answered and not taken again.
     pub(super) async fn take(
         &self,

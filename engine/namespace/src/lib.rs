@@ -52,6 +52,7 @@ mod pidfd;
 mod process;
 mod quiet;
 mod reader;
+mod recent;
 mod reclaim;
 mod record;
 mod replay;

@@ -12,21 +12,18 @@ use super::catalog::{Moment, is_told};
 use super::guarded::Guarded;
 use super::hidden::path_in;
 use super::node::Node;
+use super::recent::RecentNames;
 use super::standing::node_in_sight;
 use super::tree::{Touched, Tree};
 use super::unanswered::Unanswered;
 use super::view::NODES_AT_ONCE;
 use super::{FileState, FileView, NodeId, ROOT, State, is_hidden};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
 use tidemark_protocol::cluster::kept::REMOVED_MAX;
 use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttributes};
 use tidemark_protocol::id::{FileId, Incarnation};
 use tidemark_protocol::path::split;
-
-/// Names whose last operation is remembered, beside those that no coordinator has answered for: far more than change while a question is on
-/// its way.
-const RECENT_MAX: usize = 1 << 14;
 
 /// Files that are begun and empty at a time: more than programs may have open. Files beyond this limit are published when they are
 /// closed.
@@ -81,18 +78,6 @@ impl Unpublished {
     }
 }
 
-/// Names that changed here lately.
-#[derive(Debug, Default)]
-struct RecentNames {
-    /// Counts operations on names.
-    number: u64,
-    /// The last operation on each name, and the order of these operations.
-    last: HashMap<(NodeId, Vec<u8>), u64>,
-    order: VecDeque<((NodeId, Vec<u8>), u64)>,
-    /// The last operation that is not remembered any more.
-    dropped: u64,
-}
-
 /// A question to the coordinator whose answer is applied here.
 #[derive(Debug, Clone, Copy)]
 pub struct Question {
@@ -110,33 +95,6 @@ impl Question {
     #[must_use]
     pub fn new(at: u64, lets: bool) -> Self {
         Self { at, attributes_at: at, lets }
-    }
-}
-
-impl RecentNames {
-    /// Notes an operation on a name. `unanswered`: the number of operations without an answer, each on two names at most. A catalog that this
-    /// node takes up lacks them.
-    fn note(&mut self, name: (NodeId, Vec<u8>), unanswered: usize) {
-        self.note_at(name, self.number + 1, unanswered);
-    }
-
-    /// Returns the names that changed after operation `number`, some of them twice; none if not all of them are remembered.
-    fn after(&self, number: u64) -> Option<impl Iterator<Item = &(NodeId, Vec<u8>)>> {
-        let last = self.order.iter().rev().take_while(move |(_, at)| *at > number);
-        (self.dropped <= number).then(|| last.map(|(name, _)| name))
-    }
-
-    fn note_at(&mut self, name: (NodeId, Vec<u8>), number: u64, unanswered: usize) {
-        self.number = number;
-        self.last.insert(name.clone(), self.number);
-        self.order.push_back((name, self.number));
-        while self.order.len() > RECENT_MAX + 2 * unanswered {
-            let (name, number) = self.order.pop_front().expect("it is longer than that");
-            self.dropped = number;
-            if self.last.get(&name) == Some(&number) {
-                self.last.remove(&name);
-            }
-        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is told of names, what is told again, and what a successor keeps.
 
+use super::super::recent::RECENT_MAX;
 use super::super::{Caller, Namespace, NamespaceSettings, SetAttr};
 use super::*;
 use std::sync::Arc;
