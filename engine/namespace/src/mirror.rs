@@ -252,7 +252,8 @@ impl Mirror<'_> {
 
     /// Brings the tree to the last coordinator's: `directories` with their entries, parents first. Keeps the changes made here of which that
     /// coordinator did not know: names that are not in `publication`, the last of this node that it knew (none: it knew none), and attributes
-    /// that were set after the moment `told`. Where operations are missing, names count by that moment, too. Returns false if a part could not be carried out or journaled.
+    /// that were set after the moment `told`. Where operations are missing, names count by that moment, too. Returns false if a part could not
+    /// be carried out or journaled.
     pub fn become_catalog(
         &self,
         directories: &[(Vec<u8>, Vec<NodeState>)],
