@@ -19,7 +19,7 @@ use tidemark_protocol::cluster::wire::NameOperation;
 use tidemark_protocol::id::{Epoch, NodeName};
 use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::membership::MemberList;
-use tidemark_protocol::path::split;
+use tidemark_protocol::path::{split, upwards};
 
 /// Interval at which waiters check which nodes have been heard.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -249,7 +249,7 @@ impl Catalog {
         let lookups = self.lookups();
         let mut state = self.lock();
         if let Some(moved) = state.catching_up.remove(life) {
-            // What it moved away is not its any more.
+            // The directories that the node moved away are not its any more.
             state.leases.vacated(&life.node, &moved, |path| lookups.is_directory(path));
         }
         drop(state);
@@ -353,7 +353,9 @@ impl Hearing {
     pub(super) fn note(&mut self, node: &NodeName, operation: &NameOperation) {
         for path in operation.paths() {
             self.note_in(node, split(path).0);
-            if self.is_open() && operation.moves_directory() {
+        }
+        if self.is_open() {
+            for path in operation.moved_directories() {
                 self.moved.entry(path.to_vec()).or_default().insert(node.clone());
             }
         }
@@ -371,8 +373,7 @@ impl Hearing {
         let by_others = |nodes: Option<&BTreeSet<NodeName>>| {
             nodes.is_some_and(|nodes| nodes.iter().any(|other| other != node))
         };
-        let mut above = std::iter::successors(Some(directory), |at| (!at.is_empty()).then(|| split(at).0));
-        by_others(self.changed.get(directory)) || above.any(|at| by_others(self.moved.get(at)))
+        by_others(self.changed.get(directory)) || upwards(directory).any(|at| by_others(self.moved.get(at)))
     }
 
     fn say(&mut self) {

@@ -10,7 +10,7 @@ use tidemark_protocol::cluster::leases::Verdict;
 use tidemark_protocol::cluster::wire::{Copies, NameOperation, NodeKind, NodeState, Publication, Published};
 use tidemark_protocol::id::{Incarnation, SealNumber};
 use tidemark_protocol::key::NodeLife;
-use tidemark_protocol::path::split;
+use tidemark_protocol::path::{split, upwards};
 use tidemark_transport::Refusal;
 
 /// Most copies remembered of files whose homes have not published them: a new coordinator receives these while it begins.
@@ -35,9 +35,7 @@ fn seal_of(told: &NodeState) -> Option<SealNumber> {
 
 /// Returns the first name on a path that a tree lacks: whoever makes the path makes this name in a directory that is there.
 fn first_missing<'a>(tree: &Namespace, path: &'a [u8]) -> Option<&'a [u8]> {
-    let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
-    let mut paths = ends.chain([path.len()]).map(|end| &path[..end]);
-    paths.find(|path| tree.nodes().node_at(path).is_none())
+    upwards(path).take_while(|path| tree.nodes().node_at(path).is_none()).last()
 }
 
 impl Catalog {
@@ -159,13 +157,11 @@ impl Catalog {
         }
         for operation in &publication.operations {
             // A node that moves or removes a directory evicts the others from it before. If that did not happen, the others still have it alone.
-            if operation.moves_directory() {
-                for path in operation.paths() {
-                    let holders = state.leases.holders_below(&from.node, path);
-                    if !holders.is_empty() {
-                        state.outbox.recalls.extend(holders);
-                        self.woken.notify_one();
-                    }
+            for path in operation.moved_directories() {
+                let holders = state.leases.holders_below(&from.node, path);
+                if !holders.is_empty() {
+                    state.outbox.recalls.extend(holders);
+                    self.woken.notify_one();
                 }
             }
             // Where the node could ask before, these nodes have forgotten it already.
@@ -181,8 +177,7 @@ impl Catalog {
             let State { leases, catching_up, .. } = &mut *state;
             let is_its_own = match catching_up.get_mut(from) {
                 Some(moved) => {
-                    let paths = operation.paths().filter(|_| operation.moves_directory());
-                    moved.extend(paths.map(<[u8]>::to_vec));
+                    moved.extend(operation.moved_directories().map(<[u8]>::to_vec));
                     leases.follow_late(&from.node, operation)
                 }
                 None => leases.follow(&from.node, operation),

@@ -111,7 +111,7 @@ fn a_name_that_others_gave_stays_where_a_successor_had_removed_it_before() {
         tree.names().unlink(&ME, ROOT, name).unwrap();
     }
     tree.names().symlink(&ME, ROOT, b"own", b"own").unwrap();
-    // Of five operations the first publication takes four.
+    // The first publication takes four of the five operations.
     let publication = tree.publications().take_outgoing(4, usize::MAX, false).number;
     tree.publications().publication_answered();
     tree.names().unlink(&ME, ROOT, b"own").unwrap();

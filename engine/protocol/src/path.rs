@@ -23,6 +23,11 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
+/// Returns a path of the mount and those of the directories above it, up to the root, which is empty.
+pub fn upwards(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::successors(Some(path), |at| (!at.is_empty()).then(|| split(at).0))
+}
+
 /// Joins a name to a directory, which is empty for the root.
 #[must_use]
 pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {

@@ -343,8 +343,8 @@ impl Leases {
     /// Does the same for a node that joined after the operation: it said where its directories are by now, and goes on having those. Until
     /// [`Leases::vacated`] it may count as having some that are elsewhere.
     pub fn follow_late(&mut self, from: &NodeName, operation: &NameOperation) -> bool {
-        let paths = operation.paths().filter(|_| operation.moves_directory());
-        let theirs: Vec<_> = paths.flat_map(|path| self.alone_below(from, path)).collect();
+        let moved = operation.moved_directories();
+        let theirs: Vec<_> = moved.flat_map(|path| self.alone_below(from, path)).collect();
         let is_its_own = self.follow(from, operation);
         for (path, lease) in theirs {
             self.directories.entry(path).or_insert(lease);

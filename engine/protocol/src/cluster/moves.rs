@@ -8,7 +8,7 @@
 //! until its move is published.
 
 use crate::id::NodeName;
-use crate::path::split;
+use crate::path::upwards;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -95,20 +95,11 @@ impl Moves {
         if self.by_path.is_empty() {
             return None;
         }
-        let mut at = directory;
-        loop {
-            if let Some(known) = self.by_path.get(at)
-                && known.node != *from
-                && known.until > now
-            {
-                let Move { node, number, is_let, .. } = known.clone();
-                return Some(Moving { path: at.to_vec(), node, number, is_let });
-            }
-            if at.is_empty() {
-                return None;
-            }
-            at = split(at).0;
-        }
+        upwards(directory).find_map(|at| {
+            let is_in_the_way = |known: &&Move| known.node != *from && known.until > now;
+            let Move { node, number, is_let, .. } = self.by_path.get(at).filter(is_in_the_way)?.clone();
+            Some(Moving { path: at.to_vec(), node, number, is_let })
+        })
     }
 }
 

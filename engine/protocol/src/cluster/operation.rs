@@ -59,10 +59,9 @@ impl NameOperation {
         other.into_iter().chain([self.path()])
     }
 
-    /// Whether the operation may move or remove a directory.
-    #[must_use]
-    pub fn moves_directory(&self) -> bool {
-        match self {
+    /// Returns the paths of the directories that the operation may move or remove, and those where it may put them.
+    pub fn moved_directories(&self) -> impl Iterator<Item = &[u8]> {
+        let moves = match self {
             Self::Renamed { exchange, what, .. } => *exchange || what.is_none(),
             Self::Removed { what, .. } => what.is_none(),
             Self::Directory { .. }
@@ -70,7 +69,8 @@ impl NameOperation {
             | Self::File { .. }
             | Self::Linked { .. }
             | Self::Taken { .. } => false,
-        }
+        };
+        self.paths().filter(move |_| moves)
     }
 
     /// Returns how many bytes of a message the operation takes, at most.
