@@ -15,8 +15,15 @@ use tidemark_fuse::Opcode;
 use tidemark_protocol::report::{NodeState, Problem, ProblemCode, one_line};
 use tokio::sync::{Notify, watch};
 
-/// How often the control files and the last known status are written again.
+/// How often the control files and the last known status are written again, where that is cheap.
 const PUBLISH_EVERY: Duration = Duration::from_millis(200);
+
+/// Writing them costs several passes over all files and checkpoints, and the node loop does nothing else meanwhile. So after a pass the
+/// publisher rests this many times as long: publishing takes a sixteenth of the loop's time.
+const REST_SHARE: u32 = 15;
+
+/// The longest rest. Programs that read the files see a state that is no older, also where a million files are looked at.
+const REST_MAX: Duration = Duration::from_secs(5);
 
 /// A command that did something does not wait longer for the files to say so: it is done, whatever they say.
 const CAUGHT_UP_WITHIN: Duration = Duration::from_secs(2);
@@ -61,12 +68,18 @@ impl Published {
 
 pub(crate) async fn publish_on(daemon: Arc<Daemon>, host: Arc<DaemonHost>, state_dir: StateDir) {
     loop {
+        let begun = Instant::now();
         publish(&daemon, &host, &state_dir).await;
         tokio::select! {
-            () = tokio::time::sleep(PUBLISH_EVERY) => {}
+            () = tokio::time::sleep(rest_after(begun.elapsed())) => {}
             () = daemon.published.asked.notified() => {}
         }
     }
+}
+
+/// Returns how long the publisher rests after it took so long.
+fn rest_after(took: Duration) -> Duration {
+    (took * REST_SHARE).clamp(PUBLISH_EVERY, REST_MAX)
 }
 
 pub(crate) async fn publish(daemon: &Daemon, host: &DaemonHost, state_dir: &StateDir) {
@@ -159,6 +172,14 @@ mod tests {
         assert!(!is_done(waits.as_mut()).await);
         published.end(next);
         assert!(is_done(waits.as_mut()).await);
+    }
+
+    #[test]
+    fn publishing_takes_a_sixteenth_of_the_time_and_the_files_are_never_old() {
+        let ms = Duration::from_millis;
+        assert_eq!(rest_after(ms(1)), PUBLISH_EVERY, "a small tree does not wait");
+        assert_eq!(rest_after(ms(40)), ms(600));
+        assert_eq!(rest_after(Duration::from_secs(2)), REST_MAX);
     }
 
     #[test]
