@@ -3,12 +3,21 @@
 //! Owns: which attempts run, the waits between them, what a commit changes in the namespace. Does not own: which step follows
 //! which (`protocol::checkpoint`), the order of versions (`protocol::lineage`), the jobs' bodies (`jobs`).
 
-use crate::node::away::Cause;
-use crate::node::backlog::lags;
-use crate::node::book::{Number, VersionBook};
+use crate::node::Shared;
+use crate::node::away::{Away, Cause};
+use crate::node::backlog::{Backlog, lags};
+use crate::node::book::{BookLookup, Number, VersionBook};
 use crate::node::decide::Plan;
-use crate::node::jobs;
-use crate::node::run::{Engine, RETRY_LONGEST, retry_pause};
+use crate::node::flush::Flushes;
+use crate::node::gc::Gc;
+use crate::node::given_up::StillCounts;
+use crate::node::jobs::{self, Done};
+use crate::node::ledger::Ledger;
+use crate::node::rights::Rights;
+use crate::node::run::{RETRY_LONGEST, retry_pause};
+use crate::node::scrub::Scrub;
+use crate::node::tree::TreeState;
+use crate::node::visibility::trackers_may_go;
 use crate::save::commit::{Attempt, CommitError};
 use crate::save::upload::UploadError;
 use std::collections::BTreeMap;
@@ -17,6 +26,7 @@ use std::time::Instant;
 use tidemark_namespace::ObjectCopy;
 use tidemark_protocol::checkpoint::{Checkpoint, CheckpointCommand, CheckpointEvent};
 use tidemark_protocol::error::{ErrorKind, error_text};
+use tidemark_protocol::evidence::{History, masked_names};
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::invariants;
 use tidemark_protocol::manifest::{Manifest, ManifestFile};
@@ -25,6 +35,7 @@ use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::record::RecordFile;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::residency::{ReclaimClass, reclaim_class};
+use tokio::task::JoinSet;
 
 /// Attempts in flight at once: one uploads while the other writes its markers.
 pub const ATTEMPTS_IN_FLIGHT_MAX: usize = 2;
@@ -33,9 +44,23 @@ pub const ATTEMPTS_IN_FLIGHT_MAX: usize = 2;
 /// the store is replaced. Then the version number counts as used, as others may have written there: the next version has another key.
 const NO_DOCUMENT_TRIES: u32 = 6;
 
-impl Engine {
+/// The parts of the loop that moving a version reads and changes.
+pub(crate) struct Versions<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) ledger: &'a mut Ledger,
+    pub(crate) backlog: &'a mut Backlog,
+    pub(crate) jobs: &'a mut JoinSet<Done>,
+    pub(crate) tree: &'a mut TreeState,
+    pub(crate) gc: &'a mut Gc,
+    pub(crate) tier3_away: &'a mut Away,
+    pub(crate) rights: &'a mut Rights,
+    pub(crate) flushes: &'a mut Flushes,
+    pub(crate) scrub: &'a mut Scrub,
+}
+
+impl Versions<'_> {
     /// Opens a version and queues its attempt.
-    pub(crate) fn start_version(&mut self, id: &CheckpointId, plan: Plan) {
+    pub(crate) fn start(&mut self, id: &CheckpointId, plan: Plan) {
         let Plan { record, contents, files, directories, hard_links, shares } = plan;
         let previous = self.books().previous(&id.run);
         let mut attempt = Attempt::new(record.clone(), files, previous.clone());
@@ -45,7 +70,7 @@ impl Engine {
         let queued =
             self.backlog.queue.iter().map(|(id, number)| self.books().version(id, *number).bytes_left());
         let backlog_bytes = queued.sum::<u64>() + attempt.bytes_left();
-        self.flushes.set_paces(&self.shared, self.draining, &record, backlog_bytes);
+        self.flushes.set_paces(self.shared, self.rights.draining, &record, backlog_bytes);
         let proven = record.evidence.commits();
         let kind = if proven { "complete" } else { "settled" };
         self.shared.event_of(EventLevel::Info, kind, id, record.evidence_detail.clone());
@@ -85,7 +110,7 @@ impl Engine {
         if lags(&version.checkpoint) {
             self.backlog.lagging.insert(entry);
         } else if self.backlog.lagging.remove(&entry) {
-            self.tree.looks_at_withheld(&mut self.ledger);
+            self.tree.looks_at_withheld(self.ledger);
         }
         for command in todo {
             match command {
@@ -94,11 +119,11 @@ impl Engine {
                     self.backlog.queue.push_back((id.clone(), number));
                 }
                 CheckpointCommand::Prepare => {
-                    let (shared, attempt) = (Arc::clone(&self.shared), self.take_attempt(id, number));
+                    let (shared, attempt) = (Arc::clone(self.shared), self.take_attempt(id, number));
                     self.jobs.spawn(jobs::prepare(shared, id.clone(), number, attempt));
                 }
                 CheckpointCommand::Decide => {
-                    let (shared, mut attempt) = (Arc::clone(&self.shared), self.take_attempt(id, number));
+                    let (shared, mut attempt) = (Arc::clone(self.shared), self.take_attempt(id, number));
                     // Evidence may have come after the record was written; the manifest names the evidence that counted.
                     let (evidence, detail) = self.books().version(id, number).checkpoint.evidence();
                     attempt.raise(evidence, detail);
@@ -121,7 +146,7 @@ impl Engine {
 
     /// Begins queued attempts while fewer than [`ATTEMPTS_IN_FLIGHT_MAX`] run.
     pub(crate) fn give_turns(&mut self) {
-        while self.backlog.in_flight < ATTEMPTS_IN_FLIGHT_MAX && self.may_write() {
+        while self.backlog.in_flight < ATTEMPTS_IN_FLIGHT_MAX && self.rights.may_write() {
             let Some((id, number)) = self.backlog.queue.pop_front() else { return };
             self.happens(&id, number, CheckpointEvent::TurnCame);
         }
@@ -149,20 +174,21 @@ impl Engine {
                 }
                 self.shared.metrics.prepare_versions.inc();
                 self.happens(id, number, CheckpointEvent::Prepared);
-                self.trackers_may_go(id);
-                self.tree.tells_more(&mut self.ledger);
+                trackers_may_go(self.ledger, id);
+                self.tree.tells_more(self.ledger);
             }
             Err(error) => self.failed(id, number, &error),
         }
     }
 
+    /// Applies the end of phase 2. Returns whether the version is committed.
     pub(crate) fn decide_done(
         &mut self,
         id: &CheckpointId,
         number: Number,
         attempt: Box<Attempt>,
         result: Result<Box<Manifest>, CommitError>,
-    ) {
+    ) -> bool {
         self.give_back(id, number, attempt);
         match result {
             Ok(manifest) => {
@@ -171,11 +197,12 @@ impl Engine {
                 let epoch = self.shared.drain.epoch();
                 self.ledger.version_mut(id, number).committed = Some((Arc::new(*manifest), epoch));
                 self.happens(id, number, CheckpointEvent::Committed);
-                // Before torn files under the name are dropped: hidden names of this version would go with them.
-                self.serve_arrival(id);
-                self.drop_torn(id);
+                true
             }
-            Err(error) => self.failed(id, number, &error),
+            Err(error) => {
+                self.failed(id, number, &error);
+                false
+            }
         }
     }
 
@@ -207,7 +234,7 @@ impl Engine {
             }
             (ErrorKind::Corrupt, _) => (EventLevel::Error, CheckpointEvent::Spoiled { why: why.clone() }),
             (ErrorKind::Fenced, _) => {
-                self.fenced = Some(why.clone());
+                self.rights.fenced = Some(why.clone());
                 (EventLevel::Error, CheckpointEvent::Interrupted)
             }
             (ErrorKind::Unavailable | ErrorKind::NoSpace | ErrorKind::Invalid | ErrorKind::NotFound, _) => {
@@ -255,7 +282,7 @@ impl Engine {
     }
 
     fn pause_version(&mut self, id: &CheckpointId, number: Number) {
-        let longest = if self.fenced.is_some() { RETRY_LONGEST } else { self.flushes.retry_longest() };
+        let longest = if self.rights.fenced.is_some() { RETRY_LONGEST } else { self.flushes.retry_longest() };
         let attempt = self.ledger.version_mut(id, number).attempt.as_mut().expect("its job gave it back");
         let pause = retry_pause(attempt.count_failure(), longest);
         self.backlog.paused.insert((Instant::now() + pause, id.clone(), number));
@@ -292,8 +319,8 @@ impl Engine {
         let what = format!("version {} of {files} files and {bytes} bytes is committed", number.1);
         self.shared.event_of(EventLevel::Info, "committed", id, what);
         self.gc.has_news();
-        self.classify_run(&id.run);
-        self.tree.tells_more(&mut self.ledger);
+        self.shared.classify_run(self.ledger, &id.run);
+        self.tree.tells_more(self.ledger);
     }
 
     /// Forgets a committed version that was retired. Only its number stays used.
@@ -303,10 +330,28 @@ impl Engine {
         let committed = version.committed.take();
         version.contents.clear();
         let files = committed.iter().flat_map(|(manifest, _)| &manifest.files);
-        self.forget_found(files.map(|file| (file.file, file.seal, file.key.as_str())));
-        self.forget_documents(id);
+        let still_counts = StillCounts { shared: self.shared, ledger: self.ledger, gc: self.gc };
+        self.scrub.forget_found(still_counts, files.map(|file| (file.file, file.seal, file.key.as_str())));
+        self.scrub.forget_documents(&self.ledger.books[id]);
         self.ledger.tree_changed = true;
-        self.classify_run(&id.run);
+        self.shared.classify_run(self.ledger, &id.run);
+    }
+
+    /// Remembers what the next version of the same session should look like.
+    fn remember(&mut self, id: &CheckpointId) {
+        let book = &self.ledger.books[id];
+        let Some(candidate) = &book.candidate else { return };
+        let views: Vec<_> = self.ledger.parts_of(book).map(|(_, view)| Arc::clone(view)).collect();
+        let writers: Vec<_> = views.iter().flat_map(|view| &view.writers).collect();
+        let Some(first) = writers.first() else { return };
+        let history = History {
+            framework: candidate.framework.clone(),
+            names: masked_names(candidate, self.ledger.parts_of(book).map(|(path, _)| path)),
+            world_size: writers.iter().filter_map(|writer| writer.world_size).max(),
+            processes: writers.iter().map(|writer| writer.process()).collect(),
+            session: first.session.0.clone(),
+        };
+        self.ledger.history.insert(id.run.clone(), history);
     }
 
     /// Passes an event to the older versions of the same checkpoint that may still be committed.
@@ -318,12 +363,18 @@ impl Engine {
         }
     }
 
+    fn books(&self) -> BookLookup<'_> {
+        BookLookup { ledger: self.ledger }
+    }
+}
+
+impl Shared {
     /// Sets which host copies of a run may be evicted, and in which order.
-    pub(crate) fn classify_run(&self, run: &RunPath) {
-        let newest = self.books().watermark(run);
+    pub(crate) fn classify_run(&self, ledger: &Ledger, run: &RunPath) {
+        let newest = BookLookup { ledger }.watermark(run);
         let watermark = newest.map(|version| &version.record().version);
         let mut classes: BTreeMap<FileId, ReclaimClass> = BTreeMap::new();
-        for book in self.ledger.books.values().filter(|book| book.id.run == *run) {
+        for book in ledger.books.values().filter(|book| book.id.run == *run) {
             // Files that older versions of the same checkpoint list have no name any more, or are in the newest, too.
             let Some((_, version)) = book.committed() else { continue };
             let class = reclaim_class(&version.record().version, watermark);
@@ -339,7 +390,7 @@ impl Engine {
             assert_eq!(invariants::the_newest_committed_version_gives_way_last(&files), Ok(()));
         }
         for (file, class) in classes {
-            self.shared.namespace.hosts().set_reclaim(file, class);
+            self.namespace.hosts().set_reclaim(file, class);
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::node::Node;
 use crate::node::book::Book;
 use crate::node::ledger::Contents;
 use crate::node::recover::Recovered;
-use crate::node::run::NodeParts;
+use crate::node::run::{Engine, NodeParts};
 use crate::node::schedule::{shared_over, tier1};
 use tidemark_protocol::format::FORMAT;
 use tidemark_protocol::id::{AttemptId, Epoch, Incarnation, Step, Timeline, Version};
@@ -82,7 +82,7 @@ async fn a_page_of_others_is_tried_again_and_then_each_further_version_waits() {
         book.versions.insert(ONE, begun(ONE));
         engine.ledger.books.insert(id.clone(), book);
         for tries in 1..=NO_DOCUMENT_TRIES {
-            engine.failed(&id, ONE, &no_document(ONE));
+            engine.versions().failed(&id, ONE, &no_document(ONE));
             let is_over = engine.books().version(&id, ONE).checkpoint.is_aborted();
             assert_eq!(is_over, tries == NO_DOCUMENT_TRIES, "a page decides nothing ({tries})");
             let why = engine.tier3_away.longest().map(|(_, why)| why.to_owned());
@@ -92,18 +92,18 @@ async fn a_page_of_others_is_tried_again_and_then_each_further_version_waits() {
             }
         }
         assert!(engine.ledger.books[&id].is_tried(), "it is said for as long as the contents wait");
-        assert!(!engine.is_held_up(&id, now), "the next number is taken at once");
+        assert!(!engine.versions().is_held_up(&id, now), "the next number is taken at once");
 
         let book = engine.ledger.books.get_mut(&id).expect("it was put there");
         book.versions.insert(TWO, begun(TWO));
-        engine.failed(&id, TWO, &CommitError::Taken { key: "k".into() });
+        engine.versions().failed(&id, TWO, &CommitError::Taken { key: "k".into() });
         assert!(
             engine.books().version(&id, TWO).checkpoint.is_aborted(),
             "another document is found at once"
         );
-        assert!(engine.is_held_up(&id, now), "and the version after it waits");
-        engine.nothing_in_the_way(&id);
-        assert!(!engine.is_held_up(&id, now) && !engine.tier3_away.is_away());
+        assert!(engine.versions().is_held_up(&id, now), "and the version after it waits");
+        engine.versions().nothing_in_the_way(&id);
+        assert!(!engine.versions().is_held_up(&id, now) && !engine.tier3_away.is_away());
     });
     looked.await.expect("all of that holds");
     node.stop();

@@ -5,7 +5,9 @@
 
 use crate::node::book::{Book, Number, VersionBook};
 use crate::node::decide::is_covered;
+use crate::node::inventory::Inventory;
 use crate::node::recover::above;
+use crate::node::recovery::Standings;
 use crate::node::run::{Engine, Node};
 use crate::node::scrub::Target;
 use std::collections::BTreeSet;
@@ -79,11 +81,11 @@ pub(crate) fn checkpoint_ref(version: &checkpoint::Checkpoint) -> CheckpointRef 
 impl Node {
     /// Returns the rows of `ls`, in order of run, timeline, step and path, the newest version of each first.
     pub async fn list(&self, place: Vec<u8>, all: bool) -> Option<Vec<Checkpoint>> {
-        self.ask(move |engine| engine.inventory().list(&place, all)).await
+        self.ask(move |engine| Inventory { engine }.list(&place, all)).await
     }
 
     pub async fn standing(&self) -> Option<Standing> {
-        self.ask(|engine| engine.standings().standing()).await
+        self.ask(|engine| Standings { engine }.standing()).await
     }
 
     /// Takes a person's word that the checkpoint at `path` is whole. `None` inside: there is no checkpoint.
@@ -193,7 +195,7 @@ impl Engine {
             self.look_at(&id);
         }
         let book = &self.ledger.books[&id];
-        let row = self.inventory().standing_row(book)?;
+        let row = Inventory { engine: self }.standing_row(book)?;
         let checkpoint =
             CheckpointRef { timeline: row.timeline, step: row.step, version: row.version, path: row.path };
         Some(Commit { checkpoint, state: row.state, already })

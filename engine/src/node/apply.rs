@@ -14,11 +14,19 @@ impl Engine {
             Done::Sealed { hashed, given_up } => {
                 self.file_jobs.seals_ended(&self.shared, &mut self.ledger, hashed, given_up);
                 // A seal changes its file: what is decided next knows of it, without the watcher's way around.
-                self.catch_up();
+                self.shared.catch_up(&mut self.ledger);
             }
-            Done::Prepared { id, number, attempt, result } => self.prepare_done(&id, number, attempt, result),
-            Done::Decided { id, number, attempt, result } => self.decide_done(&id, number, attempt, result),
-            Done::Loose(done) => self.loose_done(done, now),
+            Done::Prepared { id, number, attempt, result } => {
+                self.versions().prepare_done(&id, number, attempt, result);
+            }
+            Done::Decided { id, number, attempt, result } => {
+                if self.versions().decide_done(&id, number, attempt, result) {
+                    // Before torn files under the name are dropped: hidden names of this version would go with them.
+                    self.shielding().serve_arrival(&id);
+                    self.shielding().drop_torn(&id);
+                }
+            }
+            Done::Loose(done) => self.loose_files().done(done, now),
             Done::Judged(judged) => self.file_jobs.judged(&self.shared, judged),
             Done::Heard { id, contents, heard } => self.others_heard(id, contents, heard),
             Done::Fetched { node, result } => {
@@ -32,9 +40,13 @@ impl Engine {
                 }
             }
             Done::Tree { number, result } => self.tree_done(number, result, now),
-            Done::Sifted(done) => self.sifted(done, now),
+            Done::Sifted(done) => self.sifting().sifted(done, now),
             Done::Scrubbed(scrubbed) => self.scrub.scrubbed(&self.shared, &scrubbed, now),
-            Done::Retired { id, number, leave, result } => self.retired(&id, number, &leave, result, now),
+            Done::Retired { id, number, leave, result } => {
+                if self.retiring().retired(&id, number, &leave, result, now) {
+                    self.versions().forget_version(&id, number, leave.reason());
+                }
+            }
         }
     }
 }

@@ -3,6 +3,8 @@
 //! Owns: the attributes' names and values. Does not own: the answers of `ls` (`answer`), hiding the attributes from lists
 //! (namespace), waiting for an answer (the daemon).
 
+use crate::node::damage::BadCopies;
+use crate::node::inventory::Inventory;
 use crate::node::run::{Engine, Node};
 use crate::replicate::Replicator;
 use std::sync::Arc;
@@ -14,7 +16,7 @@ impl Node {
     /// Returns the value of attribute `name` (whole, with its prefix) of a node of the namespace. `None` inside: the node has no such
     /// attribute.
     pub async fn attribute(&self, node: NodeId, name: Vec<u8>) -> Option<Option<Vec<u8>>> {
-        self.ask(move |engine| engine.xattr_answers().attribute(node, &name)).await
+        self.ask(move |engine| XattrAnswers { engine }.attribute(node, &name)).await
     }
 }
 
@@ -44,7 +46,7 @@ impl<'a> XattrAnswers<'a> {
             b"copies" => {
                 let view = view?;
                 let places = [
-                    ("host", view.host && !self.engine.bad_copies().is_bad_host(&view)),
+                    ("host", view.host && !BadCopies { engine: self.engine }.is_bad_host(&view)),
                     ("peer", self.is_at_peer(&view)),
                     ("object", view.object.is_some()),
                 ];
@@ -59,7 +61,7 @@ impl<'a> XattrAnswers<'a> {
             b"state" => {
                 let path = self.engine.shared.namespace.nodes().path_of(node)?;
                 let state = match self.engine.by_path().find_at(&path) {
-                    Some(book) => self.engine.inventory().standing_row(book)?.state.word(),
+                    Some(book) => Inventory { engine: self.engine }.standing_row(book)?.state.word(),
                     None => view.map(|_| "loose")?,
                 };
                 Some(state.as_bytes().to_vec())

@@ -6,9 +6,11 @@
 //! A store that is full still takes small objects, and a store that refuses some keys takes others. If any success ended
 //! the problem, it would come and go with each marker, and its beginning would be lost.
 
-use crate::node::book::Book;
-use crate::node::book::Number;
+use crate::node::Shared;
+use crate::node::book::{Book, Number};
 use crate::node::ledger::Ledger;
+use crate::node::recover::Knows;
+use crate::node::rights::Rights;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use tidemark_protocol::path::RelPath;
@@ -59,6 +61,23 @@ impl Away {
     /// Returns since when, and why, the cause has lasted that has lasted longest.
     pub(crate) fn longest(&self) -> Option<(Instant, &str)> {
         self.causes.values().min_by_key(|(since, _)| *since).map(|(since, why)| (*since, why.as_str()))
+    }
+
+    /// Returns since when Tier-3 refuses writes or gives no answer, and why.
+    pub(crate) fn trouble(&self, shared: &Shared) -> Option<(Instant, String)> {
+        let failed = self.longest().map(|(since, why)| (since, why.to_owned()));
+        // A request that is repeated for minutes has not failed yet.
+        failed.or_else(|| shared.drain.store.silence().map(|silence| (silence.since, silence.why)))
+    }
+
+    /// Returns why nothing is written to Tier-3, if this node is to decide over it. `None`: writing is allowed.
+    pub(crate) fn why_nothing_is_written(&self, shared: &Shared, rights: &Rights) -> Option<String> {
+        if rights.may_write() || rights.fenced.is_none() && rights.knows == Knows::Nothing {
+            return None;
+        }
+        let away = || self.trouble(shared).map(|(_, why)| why);
+        let unread = || "Tier-3 is being read, and the right to commit there is not certain yet".to_owned();
+        Some(rights.fenced.clone().or_else(away).unwrap_or_else(unread))
     }
 
     /// Drops causes whose version or file was superseded, removed or retired: they do not show that Tier-3 is away.

@@ -6,6 +6,7 @@
 use crate::node::answer::Listed;
 use crate::node::book::VersionBook;
 use crate::node::flush::covers;
+use crate::node::inventory::Inventory;
 use crate::node::run::Engine;
 use crate::node::scrub::Scrub;
 use std::collections::BTreeSet;
@@ -72,10 +73,10 @@ impl<'a> BadCopies<'a> {
     /// Returns the files at or below `place` with an object that is known to be bad and may be written again. Costs a pass over the files
     /// and the versions if any object is bad.
     pub(crate) fn known_bad(self, place: &[u8]) -> Vec<Listed> {
-        if self.engine.scrub.bad_objects.is_empty() || !self.engine.may_write() {
+        if self.engine.scrub.bad_objects.is_empty() || !self.engine.rights.may_write() {
             return Vec::new();
         }
-        let mut objects = self.engine.inventory().targets_and_stored(place);
+        let mut objects = Inventory { engine: self.engine }.targets_and_stored(place);
         objects.retain(|listed| !listed.suspects.is_empty());
         objects
     }

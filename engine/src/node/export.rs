@@ -105,7 +105,7 @@ impl Node {
     ) -> Result<Export, ApiError> {
         let ending =
             || ApiError::new(ErrorCode::Unavailable, "the daemon is ending", "ask again when it runs");
-        let held = self.ask(move |engine| engine.hold(&wanted, number)).await.ok_or_else(ending)??;
+        let held = self.ask(move |engine| hold(engine, &wanted, number)).await.ok_or_else(ending)??;
         let (total_bytes, total_files) = (held.manifest.size_bytes(), held.manifest.files.len() as u64);
         tell(Progress { total_bytes, total_files, ..Progress::default() });
         let tell = |done_bytes, done_files, path: &RelPath| {
@@ -143,42 +143,41 @@ fn refusal(error: &ExportError) -> ApiError {
     ApiError::new(code, error_text(error), action)
 }
 
-impl Engine {
-    fn hold(&mut self, wanted: &Wanted, number: Option<Number>) -> Result<Held, ApiError> {
-        let none =
-            |what: String| ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls --all` shows what there is");
-        let book =
-            self.selection().find(wanted)?.ok_or_else(|| none("there is no such checkpoint".to_owned()))?;
-        let path = path_text(&book.path());
-        let found = match number {
-            None => book.committed().map(|(number, version)| (*number, version)),
-            Some(number) => book.versions.get(&number).map(|version| (number, version)),
-        };
-        let damaged = match number {
-            None => book.unreadable().map(|(_, version)| version),
-            Some(number) => book.versions.get(&number),
-        };
-        let damaged = damaged.and_then(|version| version.checkpoint.why_unreadable());
-        let (number, version) =
-            found.filter(|(_, version)| version.checkpoint.is_committed()).ok_or_else(|| {
-                if let Some(why) = damaged {
-                    return unreadable(&path, why);
-                }
-                let which = number.map_or_else(
-                    || "no version".to_owned(),
-                    |(timeline, version)| format!("no version {timeline}.{version}"),
-                );
-                none(format!("{which} of {path} is committed"))
-            })?;
-        let Some(manifest) = version.manifest().map(Arc::clone) else {
-            return Err(none(format!("the manifest of {path} is not known")));
-        };
-        let reference = checkpoint_ref(&version.checkpoint);
-        let candidate = book.candidate.as_ref().filter(|candidate| candidate.is_directory());
-        let candidate = candidate.filter(|_| self.tree_names().is_in_sight(book, version));
-        let shown = candidate.and_then(|candidate| Some((candidate.id.path()?, candidate.shape)));
-        let of = (book.id.clone(), number);
-        self.gc.check_stays(&of)?;
-        Ok(Held { manifest, reference, shown, _hold: self.gc.hold(of) })
-    }
+/// Keeps the version that is asked for until the returned value ends.
+fn hold(engine: &mut Engine, wanted: &Wanted, number: Option<Number>) -> Result<Held, ApiError> {
+    let none =
+        |what: String| ApiError::new(ErrorCode::NotFound, what, "`ckptctl ls --all` shows what there is");
+    let book =
+        engine.selection().find(wanted)?.ok_or_else(|| none("there is no such checkpoint".to_owned()))?;
+    let path = path_text(&book.path());
+    let found = match number {
+        None => book.committed().map(|(number, version)| (*number, version)),
+        Some(number) => book.versions.get(&number).map(|version| (number, version)),
+    };
+    let damaged = match number {
+        None => book.unreadable().map(|(_, version)| version),
+        Some(number) => book.versions.get(&number),
+    };
+    let damaged = damaged.and_then(|version| version.checkpoint.why_unreadable());
+    let (number, version) =
+        found.filter(|(_, version)| version.checkpoint.is_committed()).ok_or_else(|| {
+            if let Some(why) = damaged {
+                return unreadable(&path, why);
+            }
+            let which = number.map_or_else(
+                || "no version".to_owned(),
+                |(timeline, version)| format!("no version {timeline}.{version}"),
+            );
+            none(format!("{which} of {path} is committed"))
+        })?;
+    let Some(manifest) = version.manifest().map(Arc::clone) else {
+        return Err(none(format!("the manifest of {path} is not known")));
+    };
+    let reference = checkpoint_ref(&version.checkpoint);
+    let candidate = book.candidate.as_ref().filter(|candidate| candidate.is_directory());
+    let candidate = candidate.filter(|_| engine.tree_names().is_in_sight(book, version));
+    let shown = candidate.and_then(|candidate| Some((candidate.id.path()?, candidate.shape)));
+    let of = (book.id.clone(), number);
+    engine.gc.check_stays(&of)?;
+    Ok(Held { manifest, reference, shown, _hold: engine.gc.hold(of) })
 }

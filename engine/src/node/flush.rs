@@ -3,6 +3,9 @@
 //! Owns: the waiting. Does not own: which files of a checkpoint are pending (`pending`), uploading (`run`), completeness (protocol).
 
 use crate::node::book::Book;
+use crate::node::damage::BadCopies;
+use crate::node::given_up::Objects;
+use crate::node::outstanding::Outstanding;
 use crate::node::pending::Row;
 use crate::node::run::{Engine, Node, RETRY_LONGEST, RETRY_URGENT};
 use std::collections::BTreeMap;
@@ -210,8 +213,8 @@ impl Engine {
 
     /// Ends the time in which the end of the daemon waits for programs that save.
     pub(crate) fn end_grace(&mut self, now: Instant) {
-        if self.grace_until.is_some_and(|until| until <= now) {
-            self.grace_until = None;
+        if self.rights.grace_until.is_some_and(|until| until <= now) {
+            self.rights.grace_until = None;
             // Files that were left alone during their save are now taken as they are.
             self.look_at_everything();
         }
@@ -229,10 +232,13 @@ impl Engine {
         let mut refuses_writers = false;
         let asked = self.flushes.last_began();
         let mut waiting = std::mem::take(&mut self.flushes.waiting);
-        let saves = self.grace_until.is_some()
+        let saves = self.rights.grace_until.is_some()
             && waiting.iter().any(|waiter| waiter.waits == Waits::End)
-            && self.outstanding().is_anything_saved();
+            && Outstanding { engine: self }.is_anything_saved();
         let decides = self.beginnings().decides_about_begun(now);
+        let trackers_change = |place: &[u8], asked| {
+            !self.rights.shields_nothing() && self.visibility.trackers_change(&self.ledger, place, asked)
+        };
         // Many flushes may wait for one place.
         let mut known: BTreeMap<Vec<u8>, Vec<Row>> = BTreeMap::new();
         waiting.retain_mut(|waiter| {
@@ -245,7 +251,7 @@ impl Engine {
                 !self.ledger.is_stale() && now.saturating_duration_since(waiter.began) >= LOOK_EVERY;
             let pending = known
                 .entry(waiter.place.clone())
-                .or_insert_with(|| self.outstanding().pending(&waiter.place, asked, now));
+                .or_insert_with(|| Outstanding { engine: self }.pending(&waiter.place, asked, now));
             let timed_out = waiter.until.is_some_and(|until| until <= now);
             let waits = |row: &Row| match row.pending.reason {
                 PendingReason::Open | PendingReason::Mapped => row.comes && waiter.waits == Waits::Caller,
@@ -260,10 +266,9 @@ impl Engine {
             };
             // A fenced node commits nothing more: pending files stay pending, however long a flush waits.
             let saves = waiter.waits == Waits::End && saves;
-            let moves = self.fenced.is_none() && (saves || pending.iter().any(waits));
-            let tree_may_come = self.outstanding().tree_may_come(waiter.began);
-            let changes =
-                moves || decides || tree_may_come || self.trackers_change(&waiter.place, waiter.began);
+            let moves = self.rights.fenced.is_none() && (saves || pending.iter().any(waits));
+            let tree_may_come = Outstanding { engine: self }.tree_may_come(waiter.began);
+            let changes = moves || decides || tree_may_come || trackers_change(&waiter.place, waiter.began);
             // Names that are about to be examined may all be in Tier-3 already.
             let is_seen = noticed && !(tree_may_come && self.ledger.tree_changed);
             let is_late = now.saturating_duration_since(waiter.began) >= NOTICED_WITHIN;
@@ -271,7 +276,7 @@ impl Engine {
                 && (is_seen || is_late)
                 && let Some(answer) = waiter.answer.take()
             {
-                let mut outcome = self.outstanding().outcome(pending, waiter.began, false);
+                let mut outcome = Outstanding { engine: self }.outcome(pending, waiter.began, false);
                 if !noticed {
                     let what = "what was closed just before has not been looked at yet".to_owned();
                     let (path, reason) = (String::new(), PendingReason::Unknown);
@@ -291,7 +296,7 @@ impl Engine {
             }
             if let Some(answer) = waiter.answer.take() {
                 // If the client hung up, the answer is not needed.
-                let _ = answer.send(self.outstanding().outcome(pending, waiter.began, timed_out));
+                let _ = answer.send(Outstanding { engine: self }.outcome(pending, waiter.began, timed_out));
             }
             false
         });
@@ -302,7 +307,7 @@ impl Engine {
             self.see_all_about(b"");
             self.look_at_everything();
             self.visibility.ask_about_removals();
-            self.undo_removals(now);
+            self.shielding().undo_removals(now);
         }
     }
 
@@ -321,6 +326,22 @@ impl Engine {
             unfinished.map(|view| view.node).filter(|node| namespace.seals().give_up(*node)).collect();
         self.ledger.seal_as_they_are(&given_up);
     }
+}
+
+async fn unknown(node: &Node) -> Option<FlushOutcome> {
+    node.ask(|engine| FlushOutcome::unknown(engine.tier3_away.trouble(&engine.shared).is_some())).await
+}
+
+/// Adds rows for what is bad in Tier-3, which no waiting mends.
+async fn with_damaged(node: &Node, place: Vec<u8>, mut outcome: FlushOutcome) -> Option<FlushOutcome> {
+    let damaged = node.ask(move |engine| BadCopies { engine }.damaged(&place)).await?;
+    outcome.pending.extend(damaged);
+    outcome.pending.truncate(PENDING_MAX);
+    Some(outcome)
+}
+
+async fn lag_bytes(node: &Node) -> Option<u64> {
+    node.ask(|engine| engine.backlog.lag(&engine.ledger, engine.shared.now_ns(), None).bytes).await
 }
 
 impl Node {
@@ -346,7 +367,7 @@ impl Node {
         let mut answered =
             self.ask(move |engine| engine.begin_flush(begun, until, Told::Flush, waits)).await?;
         if wait {
-            self.mend_known(&place, until).await?;
+            Objects { node: self }.mend_known(&place, until).await?;
         }
         let mut tick = tokio::time::interval(Duration::from_millis(500));
         let mut given_up = std::pin::pin!(tokio::time::sleep(2 * NOTICED_WITHIN));
@@ -355,17 +376,17 @@ impl Node {
                 outcome = &mut answered => match outcome {
                     Ok(outcome) => break outcome,
                     Err(_) if wait => return None,
-                    Err(_) => break self.unknown().await?,
+                    Err(_) => break unknown(self).await?,
                 },
-                () = &mut given_up, if !wait => break self.unknown().await?,
+                () = &mut given_up, if !wait => break unknown(self).await?,
                 _ = tick.tick() => {
                     let place = place.clone();
-                    let left = self.ask(move |engine| engine.outstanding().pending(&place, None, Instant::now()).len()).await?;
+                    let left = self.ask(move |engine| Outstanding { engine }.pending(&place, None, Instant::now()).len()).await?;
                     let done_bytes = metrics.upload_bytes.get() - bytes_before;
                     let done_files = metrics.upload_files.get() - files_before;
                     progress(Progress {
                         done_bytes,
-                        total_bytes: done_bytes + self.lag_bytes().await?,
+                        total_bytes: done_bytes + lag_bytes(self).await?,
                         done_files,
                         total_files: done_files + u64::try_from(left).unwrap_or(u64::MAX),
                         now: None,
@@ -373,7 +394,7 @@ impl Node {
                 }
             }
         };
-        let outcome = self.with_damaged(place, outcome).await?;
+        let outcome = with_damaged(self, place, outcome).await?;
         let committed =
             self.shared().events.since(since).into_iter().filter(|event| event.kind == "committed");
         let paths: Vec<String> = committed.filter_map(|event| event.path).collect();
@@ -389,22 +410,6 @@ impl Node {
         })
     }
 
-    async fn unknown(&self) -> Option<FlushOutcome> {
-        self.ask(|engine| FlushOutcome::unknown(engine.health().tier3_trouble().is_some())).await
-    }
-
-    /// Adds rows for what is bad in Tier-3, which no waiting mends.
-    async fn with_damaged(&self, place: Vec<u8>, mut outcome: FlushOutcome) -> Option<FlushOutcome> {
-        let damaged = self.ask(move |engine| engine.bad_copies().damaged(&place)).await?;
-        outcome.pending.extend(damaged);
-        outcome.pending.truncate(PENDING_MAX);
-        Some(outcome)
-    }
-
-    async fn lag_bytes(&self) -> Option<u64> {
-        self.ask(|engine| engine.backlog.lag(&engine.ledger, engine.shared.now_ns(), None).bytes).await
-    }
-
     /// Ends the daemon's work: seals, uploads and commits what it can, for at most `timeout`, and returns what is not durable then.
     ///
     /// Waits for programs that save, for at most `grace`. After that, writers are refused, so that no close succeeds without a later
@@ -414,16 +419,16 @@ impl Node {
         let until = Some(now + timeout);
         let answered = self
             .ask(move |engine| {
-                engine.draining = true;
-                engine.grace_until = Some(now + grace);
+                engine.rights.draining = true;
+                engine.rights.grace_until = Some(now + grace);
                 // Memory ends with the daemon: sealed files of torn checkpoints are kept like any others.
-                engine.show_all_torn();
+                engine.shielding().show_all_torn();
                 engine.begin_flush(Vec::new(), until, Told::No, Waits::End)
             })
             .await?;
-        let mending = self.mend_known(b"", Some(now + timeout.min(MEND_AT_END)));
+        let mending = Objects { node: self }.mend_known(b"", Some(now + timeout.min(MEND_AT_END)));
         let (answered, _) = tokio::join!(answered, mending);
-        self.with_damaged(Vec::new(), answered.ok()?).await
+        with_damaged(self, Vec::new(), answered.ok()?).await
     }
 }
 

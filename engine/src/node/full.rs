@@ -10,6 +10,7 @@
 
 use crate::node::Shared;
 use crate::node::run::Engine;
+use crate::node::tiers::Tiers;
 use std::time::{Duration, Instant};
 use tidemark_namespace::{KeptBy, Place, Refusals};
 use tidemark_protocol::report::{EventLevel, ProblemCode, TierStatus};
@@ -132,7 +133,7 @@ impl Engine {
             return;
         }
         self.full.not_before = Some(now + LOOK_EVERY);
-        let full = self.shared.full_tiers(&self.tiers_now().tiers(), now);
+        let full = self.shared.full_tiers(&Tiers { engine: self }.tiers(), now);
         let Some((_, what)) = full.into_iter().find(|(code, _)| *code == ProblemCode::Tier1Full) else {
             return;
         };

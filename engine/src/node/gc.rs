@@ -7,10 +7,17 @@
 //! deletes its bytes, once nothing in the tree leads to them any more. If the daemon dies in between, the next one finds a version
 //! without names, and does not know who removed them.
 
-use crate::node::away::Cause;
-use crate::node::book::Number;
-use crate::node::jobs;
-use crate::node::run::{Engine, retry_pause};
+use crate::node::Shared;
+use crate::node::away::{Away, Cause};
+use crate::node::book::{BookLookup, Number};
+use crate::node::flush::Flushes;
+use crate::node::jobs::{self, Done};
+use crate::node::ledger::Ledger;
+use crate::node::metric::SaidLater;
+use crate::node::rights::Rights;
+use crate::node::run::retry_pause;
+use crate::node::verdicts::Retention;
+use crate::node::visibility::Visibility;
 use crate::save::commit::CommitError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -21,6 +28,7 @@ use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::{ApiError, ErrorCode, EventLevel};
 use tidemark_protocol::retention::{Keep, Retirement, Standing};
+use tokio::task::JoinSet;
 
 /// Interval between two passes of retention while nothing happens that may let a version go.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -212,10 +220,23 @@ pub(crate) fn listed(manifest: &Manifest) -> Vec<Listed<'_>> {
     named.collect()
 }
 
-impl Engine {
+/// The parts of the loop that retiring versions reads and changes.
+pub(crate) struct Retiring<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) gc: &'a mut Gc,
+    pub(crate) said_later: &'a mut SaidLater,
+    pub(crate) jobs: &'a mut JoinSet<Done>,
+    pub(crate) tier3_away: &'a mut Away,
+    pub(crate) rights: &'a mut Rights,
+    pub(crate) visibility: &'a Visibility,
+    pub(crate) flushes: &'a Flushes,
+}
+
+impl Retiring<'_> {
     /// Runs a pass of retention if it is due. Removes the names of versions that may go, and begins to retire at most one version.
     pub(crate) fn collect(&mut self, now: Instant) {
-        let idle = self.may_write() && !self.draining && !self.gc.running;
+        let idle = self.rights.may_write() && !self.rights.draining && !self.gc.running;
         if !idle || now < self.gc.next {
             return;
         }
@@ -270,10 +291,10 @@ impl Engine {
     fn give_up(&mut self, id: CheckpointId, number: Number, leave: Retirement) {
         let Some(manifest) = self.books().version(&id, number).manifest().map(Arc::clone) else { return };
         self.gc.begin((id.clone(), number));
-        self.jobs.spawn(jobs::retire(Arc::clone(&self.shared), id, number, manifest, leave));
+        self.jobs.spawn(jobs::retire(Arc::clone(self.shared), id, number, manifest, leave));
     }
 
-    /// Applies the result of a retirement.
+    /// Applies the result of a retirement. Returns whether the version was given up.
     pub(crate) fn retired(
         &mut self,
         id: &CheckpointId,
@@ -281,7 +302,7 @@ impl Engine {
         leave: &Retirement,
         result: Result<(), CommitError>,
         now: Instant,
-    ) {
+    ) -> bool {
         self.gc.running = false;
         // The next retirement may begin soon: a new policy may let go of hundreds of versions.
         self.gc.has_news();
@@ -297,13 +318,13 @@ impl Engine {
                 self.shared.metrics.retire_versions.inc();
                 let what = format!("version {} was given up: {}", number.1, leave.reason());
                 self.shared.event_of(EventLevel::Info, "retired", id, what);
-                self.forget_version(id, number, leave.reason());
+                true
             }
             Err(error) => {
                 let why = error_text(&error);
                 tracing::warn!(run = %id.run, checkpoint = %id.directory, %why, "a version is not given up yet");
                 if matches!(error.kind(), tidemark_protocol::error::ErrorKind::Fenced) {
-                    self.fenced = Some(why.clone());
+                    self.rights.fenced = Some(why.clone());
                 }
                 // No retirement document was written: the version stands, with all its bytes.
                 if self.gc.first_try && matches!(error, CommitError::NotRetired { .. }) {
@@ -312,6 +333,7 @@ impl Engine {
                 self.tier3_away.failed(Cause::Retirement, now, why.clone());
                 let longest = self.flushes.retry_longest();
                 self.gc.failed(of, why, longest, now);
+                false
             }
         }
     }
@@ -324,7 +346,7 @@ impl Engine {
     ) -> (u64, Option<String>) {
         self.gc.next = Instant::now();
         let mut left = 0;
-        let mut stuck = self.health().writes_nothing();
+        let mut stuck = self.tier3_away.why_nothing_is_written(self.shared, self.rights);
         for Verdict { id, number, keep, .. } in self.retention().verdicts(wanted.map(|(of, _)| &of.run)) {
             let is_wanted = wanted.is_none_or(|(of, numbers)| *of == id && numbers.contains(&number));
             match keep {
@@ -369,13 +391,22 @@ impl Engine {
         self.gc.collect_afresh();
         Ok(numbers)
     }
+
+    fn books(&self) -> BookLookup<'_> {
+        BookLookup { ledger: self.ledger }
+    }
+
+    fn retention(&self) -> Retention<'_> {
+        let Self { shared, ledger, gc, visibility, said_later, .. } = self;
+        Retention { shared, ledger, gc, visibility, said_later }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::node::recover::Recovered;
-    use crate::node::run::{Node, NodeParts};
+    use crate::node::run::{Engine, Node, NodeParts};
     use crate::node::schedule::{shared_over, tier1};
     use crate::restore::locate::FormatProblem;
     use tidemark_protocol::id::{Timeline, Version};
@@ -425,7 +456,7 @@ mod tests {
     fn is_begun_after(engine: &mut Engine, error: CommitError) -> bool {
         let (id, number) = of(1);
         engine.gc.begin((id.clone(), number));
-        engine.retired(&id, number, &leave(), Err(error), Instant::now());
+        engine.retiring().retired(&id, number, &leave(), Err(error), Instant::now());
         engine.gc.is_begun(&id, number)
     }
 

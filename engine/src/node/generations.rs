@@ -7,13 +7,20 @@
 //! person asks. Results are not remembered, because Tier-3 can be read again.
 
 use crate::node::Shared;
-use crate::node::book::{LooseBook, LooseStage};
+use crate::node::away::Away;
+use crate::node::book::{BookLookup, LooseBook, LooseStage};
+use crate::node::flush::Flushes;
+use crate::node::gc::Gc;
+use crate::node::given_up::StillCounts;
 use crate::node::jobs::Done;
 use crate::node::keeping::ending;
 use crate::node::ledger::Ledger;
 use crate::node::recover::adopt_loose;
+use crate::node::rights::Rights;
 use crate::node::run::{Engine, Node, retry_pause};
+use crate::node::scrub::Scrub;
 use crate::node::select::Wanted;
+use crate::node::tree::TreeState;
 use crate::save::generations::{self, Generations as Found, GiveUpError};
 use crate::save::loose::LooseStored;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +33,7 @@ use tidemark_protocol::id::{FileId, Generation, SealNumber, Timeline, Version};
 use tidemark_protocol::loose;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::report::{ApiError, CheckpointRef, ErrorCode, EventLevel, GcRow, Removal, Undelete};
+use tokio::task::JoinSet;
 
 /// Generations that a path collects between two examinations: each costs a listing and some reads.
 const LOOK_AFTER: u64 = 8;
@@ -158,13 +166,27 @@ impl Shared {
     }
 }
 
-impl Engine {
+/// The parts of the loop that giving up generations of loose files reads and changes.
+pub(crate) struct Sifting<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) ledger: &'a mut Ledger,
+    pub(crate) generations: &'a mut Generations,
+    pub(crate) jobs: &'a mut JoinSet<Done>,
+    pub(crate) scrub: &'a mut Scrub,
+    pub(crate) rights: &'a mut Rights,
+    pub(crate) tree: &'a TreeState,
+    pub(crate) gc: &'a Gc,
+    pub(crate) tier3_away: &'a Away,
+    pub(crate) flushes: &'a Flushes,
+}
+
+impl Sifting<'_> {
     /// Makes paths due whose removal Tier-3 has only now. `before` are the removals that it had.
     pub(crate) fn removals_stand(&mut self, before: &BTreeMap<RelPath, Generation>) {
         for (path, generation) in &self.tree.told.loose {
             let is_new = before.get(path) != Some(generation);
             let was_open = || self.ledger.removed_loose.get(path).is_some_and(|book| book.read.is_some());
-            if is_new && (self.generations.removal_counts(&self.shared, path, *generation) || was_open()) {
+            if is_new && (self.generations.removal_counts(self.shared, path, *generation) || was_open()) {
                 self.generations.due.entry(path.clone()).or_insert(false);
             }
         }
@@ -173,12 +195,12 @@ impl Engine {
     /// Returns the last removal of a path that Tier-3 has.
     fn removal_of(&self, path: &RelPath) -> Option<loose::Removal> {
         let until = *self.tree.told.loose.get(path)?;
-        Some(loose::Removal { until, counts: self.generations.removal_counts(&self.shared, path, until) })
+        Some(loose::Removal { until, counts: self.generations.removal_counts(self.shared, path, until) })
     }
 
     /// Begins to examine one path that is due.
     pub(crate) fn sift(&mut self, now: Instant) {
-        if self.generations.running || self.draining || !self.may_write() {
+        if self.generations.running || self.rights.draining || !self.rights.may_write() {
             return;
         }
         let waits =
@@ -188,9 +210,10 @@ impl Engine {
             return;
         };
         self.generations.due.remove(&path);
-        if let Some(newest) = self.books().newest_arrived(&path) {
+        let books = BookLookup { ledger: self.ledger };
+        if let Some(newest) = books.newest_arrived(&path) {
             self.generations.running = true;
-            self.jobs.spawn(read(Arc::clone(&self.shared), path, newest, only_look));
+            self.jobs.spawn(read(Arc::clone(self.shared), path, newest, only_look));
         }
     }
 
@@ -204,7 +227,11 @@ impl Engine {
             }
             Ok(Outcome::GivenUp(Going { generations, objects })) => {
                 self.generations.waiting.remove(&path);
-                self.forget_found(objects.iter().map(|(file, seal, key)| (*file, *seal, key.as_str())));
+                let still_counts = StillCounts { shared: self.shared, ledger: self.ledger, gc: self.gc };
+                self.scrub.forget_found(
+                    still_counts,
+                    objects.iter().map(|(file, seal, key)| (*file, *seal, key.as_str())),
+                );
                 let what = format!("{} generations of it were given up", generations.len());
                 let path = path.to_string();
                 self.shared.events.add(self.shared.now_ns(), EventLevel::Info, "retired", Some(path), what);
@@ -213,7 +240,7 @@ impl Engine {
                 let why = error_text(&error);
                 tracing::warn!(%path, %why, "generations of a loose file are not given up yet");
                 if matches!(error, GiveUpError::Fenced { .. }) {
-                    self.fenced = Some(why.clone());
+                    self.rights.fenced = Some(why.clone());
                 }
                 let longest = self.flushes.retry_longest();
                 self.generations.failed(path, why, longest, now);
@@ -245,7 +272,7 @@ impl Engine {
         }
         if !only_look && !going.generations.is_empty() {
             self.generations.running = true;
-            self.jobs.spawn(give_up(Arc::clone(&self.shared), path, newest, going));
+            self.jobs.spawn(give_up(Arc::clone(self.shared), path, newest, going));
         }
     }
 
@@ -253,7 +280,7 @@ impl Engine {
     fn sift_left(&self) -> (u64, Option<String>) {
         let due = self.generations.due.len() as u64;
         let left = due + u64::from(self.generations.running);
-        let stuck = self.health().writes_nothing().or_else(|| {
+        let stuck = self.tier3_away.why_nothing_is_written(self.shared, self.rights).or_else(|| {
             let stuck = self.generations.due.keys().all(|path| self.generations.waiting.contains_key(path));
             let (_, waiting) = self.generations.waiting.iter().next()?;
             (stuck && !self.generations.running).then(|| waiting.why.clone())
@@ -268,7 +295,7 @@ fn reference(path: &RelPath, generation: Generation) -> CheckpointRef {
     CheckpointRef { timeline: Timeline(0), step: None, version, path: path.to_string() }
 }
 
-impl Engine {
+impl Sifting<'_> {
     /// Removes the name of a loose file from the tree, if it is still there, so that its generations are deleted. Returns the last
     /// generation; `None` if there is no such file.
     fn remove_loose(&mut self, path: &RelPath) -> Option<Result<Generation, String>> {
@@ -303,7 +330,7 @@ impl Engine {
         }
         self.generations.wishes.remove(path);
         self.generations.due.remove(path);
-        self.shared.bring_back([path], || adopt_loose(&self.shared, sidecar));
+        self.shared.bring_back([path], || adopt_loose(self.shared, sidecar));
         let node = self.shared.namespace.nodes().node_at(path.as_bytes());
         let node = node.ok_or("it could not be put back; the log says why")?;
         if let Some(book) = self.ledger.removed_loose.get_mut(path) {
@@ -336,7 +363,7 @@ impl Node {
     pub(crate) async fn remove_loose(&self, wanted: &Wanted) -> Result<Option<Removal>, ApiError> {
         let Some(path) = path_of(wanted) else { return Ok(None) };
         let asked = path.clone();
-        let begun = self.ask(move |engine| engine.remove_loose(&asked)).await.ok_or_else(ending)?;
+        let begun = self.ask(move |engine| engine.sifting().remove_loose(&asked)).await.ok_or_else(ending)?;
         let Some(begun) = begun else { return Ok(None) };
         begun.map_err(|why| {
             let what = format!("{path} is not removed: {why}");
@@ -371,7 +398,8 @@ impl Node {
         let sidecar = found.sidecars.into_iter().find(|sidecar| Some(sidecar.generation) == wanted);
         let Some(sidecar) = sidecar else { return Ok(None) };
         let checkpoint = reference(&path, sidecar.generation);
-        let put = self.ask(move |engine| engine.put_loose_back(&sidecar)).await.ok_or_else(ending)?;
+        let put =
+            self.ask(move |engine| engine.sifting().put_loose_back(&sidecar)).await.ok_or_else(ending)?;
         put.map_err(|why| {
             refused(format!("{path} is not put back: {why}"), "rename what has the name, then say it again")
         })?;
@@ -385,7 +413,7 @@ impl Node {
             .await
             .ok_or_else(ending)?;
         loop {
-            let (left, trouble) = self.ask(|engine| engine.sift_left()).await.ok_or_else(ending)?;
+            let (left, trouble) = self.ask(|engine| engine.sifting().sift_left()).await.ok_or_else(ending)?;
             if left == 0 || trouble.is_some() {
                 let rows = self
                     .ask(|engine: &mut Engine| engine.generations.take_rows())

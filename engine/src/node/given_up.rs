@@ -9,11 +9,13 @@
 
 use crate::node::Shared;
 use crate::node::answer::{Listed, stored_target};
+use crate::node::book::Book;
 use crate::node::by_path::ByPath;
 use crate::node::flush::covers;
 use crate::node::gc::Gc;
 use crate::node::ledger::Ledger;
 use crate::node::run::{Engine, Node};
+use crate::node::scrub::Scrub;
 use crate::restore::locate::read_retired;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,10 +52,16 @@ pub(super) enum Fate {
     GivenUp,
 }
 
-impl Node {
+/// Objects of files in Tier-3: whether they count still, and whether they are good.
+#[derive(Clone, Copy)]
+pub(super) struct Objects<'a> {
+    pub(super) node: &'a Node,
+}
+
+impl Objects<'_> {
     /// Returns whether an object that is bad or missing still counts. If the loop does not know, costs one request: Tier-3 also records
     /// what another coordinator retired. An unknown answer counts as no retirement.
-    pub(super) async fn fate(&self, of: (FileId, SealNumber), key: &str) -> Fate {
+    pub(super) async fn fate(self, of: (FileId, SealNumber), key: &str) -> Fate {
         let asked = key.to_owned();
         let known = move |engine: &mut Engine| {
             (
@@ -63,7 +71,7 @@ impl Node {
             )
         };
         // A stopped loop records no faults either.
-        let Some((counts, is_held, is_noted)) = self.ask(known).await else { return Fate::GivenUp };
+        let Some((counts, is_held, is_noted)) = self.node.ask(known).await else { return Fate::GivenUp };
         let is_given_up = match (counts, key.parse::<Key>()) {
             (Counts::No, _) => true,
             (_, Ok(Key::Data { version, .. })) => {
@@ -78,7 +86,7 @@ impl Node {
                 Ok(Key::Loose { path, generation } | Key::LooseParts { path, generation }),
             ) => {
                 let sidecar = Key::LooseSidecar { path, generation }.to_string();
-                matches!(self.shared().drain.store.head(&sidecar).await, Ok(None))
+                matches!(self.node.shared().drain.store.head(&sidecar).await, Ok(None))
             }
             (Counts::Yes | Counts::WhileDescribed, _) => false,
         };
@@ -86,8 +94,8 @@ impl Node {
     }
 
     /// Whether a version's retirement stands in Tier-3. False if the answer is unknown, or is not the version's document.
-    pub(super) async fn is_retired(&self, version: &VersionId) -> bool {
-        matches!(read_retired(&self.shared().drain.store, version, None).await, Ok(Ok(_)))
+    pub(super) async fn is_retired(self, version: &VersionId) -> bool {
+        matches!(read_retired(&self.node.shared().drain.store, version, None).await, Ok(Ok(_)))
     }
 }
 
@@ -188,36 +196,39 @@ impl<'a> StillCounts<'a> {
     }
 }
 
-impl Engine {
+impl Scrub {
     /// Forgets faults of objects that were retired, and faults of their bytes if nothing else lists these. Costs nothing if no fault was
     /// known, else a pass over the versions.
-    pub(super) fn forget_found<'a>(&mut self, objects: impl Iterator<Item = (FileId, SealNumber, &'a str)>) {
-        let mut bytes = BTreeSet::new();
+    pub(super) fn forget_found<'a>(
+        &mut self,
+        still_counts: StillCounts<'_>,
+        objects: impl Iterator<Item = (FileId, SealNumber, &'a str)>,
+    ) {
+        let (shared, mut bytes) = (still_counts.shared, BTreeSet::new());
         for (file, seal, key) in objects {
-            self.scrub.bad_objects.remove(&(file, seal, key.to_owned()));
-            let is_found = self.scrub.bad.contains_key(&(file, seal))
-                || self.shared.restorer.losses.why(file, seal).is_some();
+            self.bad_objects.remove(&(file, seal, key.to_owned()));
+            let is_found =
+                self.bad.contains_key(&(file, seal)) || shared.restorer.losses.why(file, seal).is_some();
             bytes.extend(is_found.then_some((file, seal)));
         }
         if bytes.is_empty() {
             return;
         }
-        bytes.retain(|of| !self.shared.is_held(*of));
-        for file in self.still_counts().standing_manifests().flat_map(|manifest| &manifest.files) {
+        bytes.retain(|of| !shared.is_held(*of));
+        for file in still_counts.standing_manifests().flat_map(|manifest| &manifest.files) {
             bytes.remove(&(file.file, file.seal));
         }
         for (file, seal) in bytes {
-            self.scrub.bad.remove(&(file, seal));
-            self.shared.restorer.losses.forget(file, seal);
+            self.bad.remove(&(file, seal));
+            shared.restorer.losses.forget(file, seal);
         }
     }
 
     /// Forgets faults of a checkpoint's documents, if no version of it is committed any more.
-    pub(super) fn forget_documents(&mut self, id: &CheckpointId) {
-        let book = &self.ledger.books[id];
+    pub(super) fn forget_documents(&mut self, book: &Book) {
         if book.committed().is_none() {
             let path = path_text(&book.path());
-            self.scrub.unmended.retain(|(of, _)| *of != path);
+            self.unmended.retain(|(of, _)| *of != path);
         }
     }
 }
@@ -248,19 +259,39 @@ mod tests {
         let path = RelPath::new("run/log").unwrap();
         let (bytes, sidecar) = Key::loose(&path, Generation(3));
         let (key, sidecar) = (bytes.to_string(), sidecar.to_string());
-        assert_eq!(node.fate(of, &key).await, Fate::GivenUp, "nothing has been removed there");
+        assert_eq!(
+            Objects { node: &node }.fate(of, &key).await,
+            Fate::GivenUp,
+            "nothing has been removed there"
+        );
         let removed = path.clone();
         let remove = move |engine: &mut Engine| {
             let book = LooseBook { generation: Some(Generation(3)), ..LooseBook::default() };
             engine.ledger.removed_loose.insert(removed, book);
         };
         node.ask(remove).await.unwrap();
-        assert_eq!(node.fate(of, &key).await, Fate::GivenUp, "the sidecar goes before the bytes");
+        assert_eq!(
+            Objects { node: &node }.fate(of, &key).await,
+            Fate::GivenUp,
+            "the sidecar goes before the bytes"
+        );
         store.create(&sidecar, Bytes::new()).await.unwrap();
-        assert_eq!(node.fate(of, &key).await, Fate::Counts, "`undelete` would bring it back");
+        assert_eq!(
+            Objects { node: &node }.fate(of, &key).await,
+            Fate::Counts,
+            "`undelete` would bring it back"
+        );
         node.ask(move |engine| engine.ledger.removed_loose.remove(&path)).await.unwrap();
-        assert_eq!(node.fate(of, &key).await, Fate::GivenUp, "the name is another file's by now");
-        assert_eq!(node.fate(of, "others/model.bin").await, Fate::GivenUp, "nothing lists it");
+        assert_eq!(
+            Objects { node: &node }.fate(of, &key).await,
+            Fate::GivenUp,
+            "the name is another file's by now"
+        );
+        assert_eq!(
+            Objects { node: &node }.fate(of, "others/model.bin").await,
+            Fate::GivenUp,
+            "nothing lists it"
+        );
         node.stop();
     }
 }

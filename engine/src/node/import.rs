@@ -138,7 +138,8 @@ impl Node {
         let store = &shared.drain.store;
         let checkpoint = Arc::new(checkpoint);
         let (asked, of) = (Arc::clone(&checkpoint), from.to_owned());
-        let may = self.ask(move |engine| engine.may_import(&of, &asked)).await.ok_or_else(ending)?;
+        let may =
+            self.ask(move |engine| Imports { engine }.may_import(&of, &asked)).await.ok_or_else(ending)?;
         if let Err(stays) = may {
             return Ok(Err(stays));
         }
@@ -163,7 +164,8 @@ impl Node {
             }
         }
         let (asked, of) = (Arc::clone(&checkpoint), from.to_owned());
-        let reserved = self.ask(move |engine| engine.reserve_import(&of, &asked)).await.ok_or_else(ending)?;
+        let reserved =
+            self.ask(move |engine| Imports { engine }.reserve(&of, &asked)).await.ok_or_else(ending)?;
         let reserved = match reserved {
             Ok(reserved) => reserved,
             Err(stays) => return Ok(Err(stays)),
@@ -174,8 +176,10 @@ impl Node {
         match committed {
             Ok(manifest) => {
                 let id = checkpoint.candidate.id.clone();
-                let placed =
-                    self.ask(move |engine| engine.imported(&id, manifest)).await.ok_or_else(ending)?;
+                let placed = self
+                    .ask(move |engine| Imports { engine }.imported(&id, manifest))
+                    .await
+                    .ok_or_else(ending)?;
                 Ok(Ok((placed, detail)))
             }
             Err(CommitError::Write { source, .. }) => Err(away(&source)),
@@ -262,16 +266,23 @@ fn describe(
     (record, prepared)
 }
 
-impl Engine {
+/// Names and numbers of imports.
+struct Imports<'a> {
+    engine: &'a mut Engine,
+}
+
+impl Imports<'_> {
     /// Whether a checkpoint may become a version under its name. The target run must hold imports only: beside checkpoints that
     /// were saved here, the import would be the newest, whatever its step, and the job would load it.
     fn may_import(&self, from: &str, checkpoint: &ForeignCheckpoint) -> Result<(), Stays> {
         let refused = |why: String| Err(Stays::Refused(why));
         let id = &checkpoint.candidate.id;
-        if let Some(why) = self.health().writes_nothing() {
+        if let Some(why) =
+            self.engine.tier3_away.why_nothing_is_written(&self.engine.shared, &self.engine.rights)
+        {
             return refused(why);
         }
-        if !self.may_write() {
+        if !self.engine.rights.may_write() {
             return refused("Tier-3 has not been read by this coordinator yet; try again".to_owned());
         }
         // Our objects would lie among the others', or where one of those is a file.
@@ -281,7 +292,7 @@ impl Engine {
                 "its own objects would lie at {ours}, among those of {from}; give another name with --as"
             ));
         }
-        if let Some(book) = self.ledger.books.get(id) {
+        if let Some(book) = self.engine.ledger.books.get(id) {
             let same = |(_, version): &(&Number, &VersionBook)| {
                 version.manifest().is_some_and(|manifest| is_of(manifest, checkpoint))
             };
@@ -296,11 +307,12 @@ impl Engine {
         if let Some(file) = checkpoint
             .files
             .iter()
-            .find(|file| self.shared.namespace.nodes().node_at(file.path.as_bytes()).is_some())
+            .find(|file| self.engine.shared.namespace.nodes().node_at(file.path.as_bytes()).is_some())
         {
             return refused(format!("{} is in the tree; give another name with --as", file.path));
         }
-        let run: Vec<&Book> = self.ledger.books.values().filter(|book| book.id.run == id.run).collect();
+        let run: Vec<&Book> =
+            self.engine.ledger.books.values().filter(|book| book.id.run == id.run).collect();
         let own = |book: &&&Book| {
             book.candidate.is_some() && above(book, None).is_empty()
                 || above(book, None)
@@ -313,7 +325,7 @@ impl Engine {
                 "{path} was saved in the same run, and would be older; give another name with --as"
             ));
         }
-        match self.books().watermark(&id.run).map(Checkpoint::record) {
+        match self.engine.books().watermark(&id.run).map(Checkpoint::record) {
             Some(newest) if newest.step > checkpoint.candidate.step => {
                 let step = |step: Option<tidemark_protocol::id::Step>| {
                     step.map_or_else(|| "none".to_owned(), |step| step.to_string())
@@ -328,22 +340,22 @@ impl Engine {
     }
 
     /// Reserves the next number under the import's name. No other version gets it, whatever becomes of this one.
-    fn reserve_import(&mut self, from: &str, checkpoint: &ForeignCheckpoint) -> Result<Reserved, Stays> {
+    fn reserve(&mut self, from: &str, checkpoint: &ForeignCheckpoint) -> Result<Reserved, Stays> {
         self.may_import(from, checkpoint)?;
         let id = &checkpoint.candidate.id;
-        let book = self.ledger.books.entry(id.clone()).or_insert_with(|| Book::new(id.clone()));
+        let book = self.engine.ledger.books.entry(id.clone()).or_insert_with(|| Book::new(id.clone()));
         let number = book.next_number();
         let version = book.version_id(number);
         // Dead until it is committed, as what is left of it would be.
-        let record = empty_record(&version, &self.shared);
+        let record = empty_record(&version, &self.engine.shared);
         let stub = VersionBook::new(
             Checkpoint::decided(record, Decision::Abort),
             crate::node::ledger::Contents::new(),
         );
         book.versions.insert(number, stub);
-        let now_ns = self.shared.now_ns();
-        let completed_at_ns = lineage::stamp(&version, now_ns, now_ns, run_of(&self.ledger, &id.run));
-        Ok(Reserved { version, previous: self.books().previous(&id.run), completed_at_ns })
+        let now_ns = self.engine.shared.now_ns();
+        let completed_at_ns = lineage::stamp(&version, now_ns, now_ns, run_of(&self.engine.ledger, &id.run));
+        Ok(Reserved { version, previous: self.engine.books().previous(&id.run), completed_at_ns })
     }
 
     /// Records a committed import in its book and puts its names into the tree.
@@ -356,13 +368,13 @@ impl Engine {
         let checkpoint = Checkpoint::decided(record_of(&manifest), Decision::Commit);
         let reference = checkpoint_ref(&checkpoint);
         let mut version = VersionBook::new(checkpoint, contents_of(&manifest.files, &manifest));
-        version.previous = self.books().previous(&id.run);
-        version.committed = Some((Arc::new(manifest), self.shared.drain.epoch()));
-        let book = self.ledger.books.get_mut(id).expect("its number was reserved");
+        version.previous = self.engine.books().previous(&id.run);
+        version.committed = Some((Arc::new(manifest), self.engine.shared.drain.epoch()));
+        let book = self.engine.ledger.books.get_mut(id).expect("its number was reserved");
         book.versions.insert(number, version);
-        let (names, back) = self.put_back(id, number);
+        let (names, back) = self.engine.shielding().put_back(id, number);
         let what = format!("version {} was imported, {back} of {names} files are in the tree", number.1);
-        self.shared.event_of(
+        self.engine.shared.event_of(
             if back == names { EventLevel::Info } else { EventLevel::Warn },
             "imported",
             id,
@@ -370,7 +382,7 @@ impl Engine {
         );
         if back < names {
             // Names that could not be shown are not names that the job removed.
-            self.gc.keep_unshown(id.clone(), number);
+            self.engine.gc.keep_unshown(id.clone(), number);
         }
         reference
     }

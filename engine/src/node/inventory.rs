@@ -4,8 +4,10 @@
 
 use crate::node::answer::{Listed, is_of, is_part_of_newer, unfinished_row};
 use crate::node::book::{Book, Number, VersionBook};
+use crate::node::damage::BadCopies;
 use crate::node::flush::covers;
 use crate::node::given_up::Counts;
+use crate::node::outstanding::Outstanding;
 use crate::node::run::Engine;
 use crate::node::scrub::target;
 use crate::node::select::is_inside;
@@ -55,7 +57,7 @@ impl<'a> Inventory<'a> {
                 let mut row =
                     unfinished_row(candidate, number, &path, CheckpointState::Torn, files.iter(), size);
                 row.copies.object = kept.map_or_else(CopyCount::default, |(_, version)| {
-                    self.engine.bad_copies().object_copies(version)
+                    BadCopies { engine: self.engine }.object_copies(version)
                 });
                 rows.push(row);
             }
@@ -147,7 +149,7 @@ impl<'a> Inventory<'a> {
         let mut copies = Copies::default();
         let (mut seen, mut bytes) = (BTreeSet::new(), 0_u64);
         let mut views: BTreeMap<FileId, &FileView> = BTreeMap::new();
-        let bad_objects = self.engine.bad_copies().bad_objects_in(version);
+        let bad_objects = BadCopies { engine: self.engine }.bad_objects_in(version);
         for entry in &record.files {
             let view = self.engine.ledger.file(&entry.path).filter(|view| is_of(entry, view));
             views.extend(view.map(|view| (entry.file, view.as_ref())));
@@ -200,7 +202,7 @@ impl<'a> Inventory<'a> {
     fn is_at_home(self, view: &FileView) -> bool {
         match &view.remote {
             Some(remote) => remote.host && !self.engine.shared.is_gone(remote.home),
-            None => view.host && !self.engine.bad_copies().is_bad_host(view),
+            None => view.host && !BadCopies { engine: self.engine }.is_bad_host(view),
         }
     }
 
@@ -217,7 +219,7 @@ impl<'a> Inventory<'a> {
 
     pub(crate) fn loose_row(self, path: &RelPath) -> Option<Checkpoint> {
         let view = self.engine.ledger.file(path)?;
-        let (bytes, object) = self.engine.outstanding().standing_of_loose(path, view);
+        let (bytes, object) = Outstanding { engine: self.engine }.standing_of_loose(path, view);
         let one = |here: bool| if here { CopyCount { files: 1, bytes } } else { CopyCount::default() };
         Some(Checkpoint {
             run: None,
@@ -278,7 +280,9 @@ impl<'a> Inventory<'a> {
             let bad = bad.or_else(|| self.engine.shared.restorer.losses.why(target.file, target.seal));
             Some(Listed { target, checkpoint, bad, suspects: BTreeSet::new() })
         });
-        in_tree.chain(self.engine.lost_targets(place)).collect()
+        in_tree
+            .chain(self.engine.visibility.lost_targets(&self.engine.shared, &self.engine.ledger, place))
+            .collect()
     }
 
     /// Returns everything to verify at or below `place`: the targets with all their objects, and files that committed versions list

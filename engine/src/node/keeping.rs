@@ -107,8 +107,11 @@ impl Node {
     async fn needs_tier3(&self) -> Result<(), ApiError> {
         // If another daemon fences this one, the answers say so.
         let waits = |engine: &mut Engine| {
-            let why = engine.health().writes_nothing().filter(|_| engine.fenced.is_none())?;
-            Some(nothing_is_written(&why, engine.health().tier3_trouble().is_some()))
+            let why = engine
+                .tier3_away
+                .why_nothing_is_written(&engine.shared, &engine.rights)
+                .filter(|_| engine.rights.fenced.is_none())?;
+            Some(nothing_is_written(&why, engine.tier3_away.trouble(&engine.shared).is_some()))
         };
         self.ask(waits).await.ok_or_else(ending)?.map_or(Ok(()), Err)
     }
@@ -180,7 +183,7 @@ impl Node {
                 let what = format!("{} is not removed: {why}", path_text(&path));
                 ApiError::new(ErrorCode::Failed, what, "`ckptctl gc --dry-run` shows why versions stay")
             };
-            let numbers = engine.remove(&id).map_err(refused)?;
+            let numbers = engine.retiring().remove(&id).map_err(refused)?;
             Ok::<_, ApiError>((id, numbers, path))
         });
         let (id, numbers, path) = begun.await.ok_or_else(ending)??;
@@ -199,7 +202,7 @@ impl Node {
     ) -> Result<(u64, Option<String>), ApiError> {
         loop {
             let these = wanted.clone();
-            let look = move |engine: &mut Engine| engine.collect_now(these.as_ref());
+            let look = move |engine: &mut Engine| engine.retiring().collect_now(these.as_ref());
             let (left, trouble) = self.ask(look).await.ok_or_else(ending)?;
             if left == 0 || trouble.is_some() {
                 return Ok((left, trouble));
@@ -265,7 +268,7 @@ impl Engine {
         let refused = |what, action| Err(refusal(what, action));
         let named = self.selection().path_out_of_sight(wanted)?.map(Wanted::Path);
         if let Some(Wanted::Path(path)) = &named
-            && let Some(shown) = self.show_torn(path)
+            && let Some(shown) = self.shielding().show_torn(path)
         {
             let again = "rename what has the name, then say it again";
             let (reference, files) = shown.map_err(|why| refusal(why, again))?;
@@ -291,7 +294,7 @@ impl Engine {
             return refused(what, "remove or close it, then say it again");
         }
         self.gc.unwish(&id);
-        let (files, back) = self.put_back(&id, number);
+        let (files, back) = self.shielding().put_back(&id, number);
         if back < files {
             let what = format!("{back} of the {files} names of {} could be put back", path_text(&path));
             return refused(

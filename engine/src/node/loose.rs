@@ -6,12 +6,22 @@
 //! For such a file, "whole" has no meaning. If its writer was killed, it is sealed as it is, and marked. If it is open or
 //! mapped, it is read as it stands, under a number that no seal has.
 
-use crate::node::away::Cause;
+use crate::node::Shared;
+use crate::node::away::{Away, Cause};
 use crate::node::book::{LooseBook, LooseStage, Read};
 use crate::node::decide::settle_ns;
+use crate::node::file_jobs::FileJobs;
+use crate::node::flush::Flushes;
+use crate::node::gc::Gc;
+use crate::node::generations::Generations;
+use crate::node::jobs::{self, Done};
 use crate::node::ledger::Ledger;
-use crate::node::run::{Engine, TICK, retry_pause};
-use crate::node::{Shared, jobs};
+use crate::node::pending::Saves;
+use crate::node::rights::Rights;
+use crate::node::run::{TICK, retry_pause};
+use crate::node::tree::TreeState;
+use crate::node::visibility::Visibility;
+use crate::node::visibility::unwritten::Beginnings;
 use crate::save::loose::{LooseBytes, LooseError, LooseStored, LooseUpload};
 use crate::save::upload::UploadError;
 use std::sync::Arc;
@@ -23,6 +33,7 @@ use tidemark_protocol::loose::{Facts, Left, Next, next};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{EventLevel, PendingReason};
 use tidemark_protocol::residency::loose_class;
+use tokio::task::JoinSet;
 
 /// Loose files on their way at once. Each is two objects with fsyncs of their own, which a file system's journal groups
 /// only when they wait together; more than the store runs at once (`PARALLEL_CALLS`), so that it never idles.
@@ -246,21 +257,44 @@ pub(crate) struct Lack {
     pub(crate) comes: bool,
 }
 
-impl Engine {
+/// Uploads of loose files on their way.
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    files: usize,
+    bytes: u64,
+}
+
+/// The parts of the loop that uploads of loose files read and change.
+pub(crate) struct LooseFiles<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) ledger: &'a mut Ledger,
+    pub(crate) in_flight: &'a mut InFlight,
+    pub(crate) jobs: &'a mut JoinSet<Done>,
+    pub(crate) file_jobs: &'a mut FileJobs,
+    pub(crate) generations: &'a mut Generations,
+    pub(crate) tree: &'a mut TreeState,
+    pub(crate) tier3_away: &'a mut Away,
+    pub(crate) visibility: &'a Visibility,
+    pub(crate) gc: &'a Gc,
+    pub(crate) flushes: &'a Flushes,
+    pub(crate) rights: &'a Rights,
+}
+
+impl LooseFiles<'_> {
     /// Starts the next step of the loose files that are due, as far as there is room.
-    pub(crate) fn start_loose(&mut self, now: Instant) {
+    pub(crate) fn start(&mut self, now: Instant) {
         self.ledger.loose_due.ripen(now);
         let waits = self.flushes.last_began();
-        while self.may_write()
-            && self.loose_in_flight < LOOSE_IN_FLIGHT_MAX
-            && self.loose_in_flight_bytes < LOOSE_IN_FLIGHT_BYTES
+        while self.rights.may_write()
+            && self.in_flight.files < LOOSE_IN_FLIGHT_MAX
+            && self.in_flight.bytes < LOOSE_IN_FLIGHT_BYTES
         {
             let Some(path) = self.ledger.loose_due.pop() else { return };
             let is_ahead = || {
                 self.beginnings().why_beginning_waits(&path, now).is_some()
                     || self.saves().why_tracker_waits(&path).is_some()
             };
-            match look(&self.shared, &self.ledger, &path, now, (waits, self.draining), is_ahead) {
+            match look(self.shared, self.ledger, &path, now, (waits, self.rights.draining), is_ahead) {
                 Action::None => {}
                 Action::Later { at, lacking } => {
                     let book = self.ledger.loose.get_mut(&path).expect("it was looked at");
@@ -269,7 +303,7 @@ impl Engine {
                 }
                 // The end of the fetch makes the path due as well.
                 Action::Fetch(node) if self.file_jobs.fetches() < FETCHES_AT_ONCE => {
-                    self.file_jobs.fetch(&self.shared, &mut self.jobs, node);
+                    self.file_jobs.fetch(self.shared, self.jobs, node);
                     self.ledger.loose_due.insert_at(path, now + FETCH_AGAIN);
                 }
                 Action::Fetch(_) => self.ledger.loose_due.insert_at(path, now + TICK),
@@ -277,7 +311,7 @@ impl Engine {
                     self.shared.namespace.seals().accept_cut(node);
                 }
                 Action::Seal(node) => self.seal_as_it_is(&path, node),
-                Action::Upload(upload) => self.start_loose_upload(*upload, None, now),
+                Action::Upload(upload) => self.start_upload(*upload, None, now),
                 Action::Read(node) => self.read_as_it_stands(path, node, now),
             }
         }
@@ -318,10 +352,10 @@ impl Engine {
         let bytes = LooseBytes::Standing { backing: standing.backing, size_bytes, readers: standing.readers };
         let mut upload = upload_of(book, &path, &view, (standing.number, bytes, Left::Open));
         upload.file = standing.file;
-        self.start_loose_upload(upload, Some(read), now);
+        self.start_upload(upload, Some(read), now);
     }
 
-    fn start_loose_upload(&mut self, upload: LooseUpload, read: Option<Read>, now: Instant) {
+    fn start_upload(&mut self, upload: LooseUpload, read: Option<Read>, now: Instant) {
         let book = self.ledger.loose.get_mut(&upload.path).expect("it was looked at");
         let tries = match &book.stage {
             LooseStage::Waiting { tries, .. } => *tries,
@@ -334,15 +368,15 @@ impl Engine {
         book.attributes = upload.attributes.clone();
         book.lacking = None;
         book.read = read;
-        self.loose_in_flight += 1;
-        self.loose_in_flight_bytes += upload.bytes.size_bytes();
-        self.jobs.spawn(jobs::upload_loose(Arc::clone(&self.shared), upload, tries, now));
+        self.in_flight.files += 1;
+        self.in_flight.bytes += upload.bytes.size_bytes();
+        self.jobs.spawn(jobs::upload_loose(Arc::clone(self.shared), upload, tries, now));
     }
 
-    pub(crate) fn loose_done(&mut self, done: LooseDone, now: Instant) {
+    pub(crate) fn done(&mut self, done: LooseDone, now: Instant) {
         let LooseDone { path, of, generation, size_bytes, left, tries, took, result } = done;
-        self.loose_in_flight -= 1;
-        self.loose_in_flight_bytes -= size_bytes;
+        self.in_flight.files -= 1;
+        self.in_flight.bytes -= size_bytes;
         let longest = self.flushes.retry_longest();
         let here = self.ledger.loose.contains_key(&path);
         let books = if here { &mut self.ledger.loose } else { &mut self.ledger.removed_loose };
@@ -368,14 +402,14 @@ impl Engine {
                 let sent = book.attributes.clone();
                 // Bytes that a program might write have no seal of which they could be a copy.
                 if left != Left::Open {
-                    self.note_loose_object(&path, of, object);
+                    self.note_object(&path, of, object);
                 }
                 self.generations.collects(&path, generation);
                 let shows = self.shared.namespace.nodes().view_of(of.0).map(|view| view.attributes());
                 if shows.is_some_and(|shows| shows != sent) {
-                    self.tree.tells_more(&mut self.ledger);
+                    self.tree.tells_more(self.ledger);
                 }
-                self.tree.may_tell_more(&mut self.ledger, of.0);
+                self.tree.may_tell_more(self.ledger, of.0);
             }
             Err(error) => {
                 let why = error_text(&error);
@@ -400,7 +434,7 @@ impl Engine {
         }
     }
 
-    fn note_loose_object(&self, path: &RelPath, of: (FileId, SealNumber), object: ObjectCopy) {
+    fn note_object(&self, path: &RelPath, of: (FileId, SealNumber), object: ObjectCopy) {
         // The bytes are those of the file that was uploaded, whatever has its name by now.
         if let Some(cluster) = self.shared.cluster.get() {
             cluster.tell_objects(vec![(of.0, of.1, object.clone())]);
@@ -410,5 +444,15 @@ impl Engine {
             let known = self.shared.namespace.nodes().view(view.node).map(|view| view.reclaim);
             self.shared.namespace.hosts().set_reclaim(of.0, loose_class(known.unwrap_or_default()));
         }
+    }
+
+    fn beginnings(&self) -> Beginnings<'_> {
+        let Self { shared, ledger, visibility, flushes, rights, .. } = self;
+        Beginnings { shared, ledger, visibility, flushes, rights }
+    }
+
+    fn saves(&self) -> Saves<'_> {
+        let Self { shared, ledger, gc, visibility, rights, .. } = self;
+        Saves { shared, ledger, gc, visibility, rights }
     }
 }

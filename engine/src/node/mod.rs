@@ -7,6 +7,8 @@
 //!
 //! | file | owns |
 //! |---|---|
+//! | `rights` | what this node may do now |
+//! | `catch_up` | that the ledger learns of each change |
 //! | `ledger`, `copies` | files, groups, books, which name of a file carries its bytes, which names Tier-3 cannot hold; how many copies there are |
 //! | `book` | one checkpoint over its versions |
 //! | `due` | which entries are examined now, which later |
@@ -15,6 +17,7 @@
 //! | `indices` | which indices can be read |
 //! | `unsaved`, `links` | which directories and links Tier-3 does not know yet |
 //! | `run` | the loop, and which jobs it starts |
+//! | `views` | which parts of the state each step may read and change |
 //! | `advance` | versions: what the rules say is done |
 //! | `in_the_way` | how long a version waits for content of others in its place |
 //! | `backlog` | versions that are not at rest, the lag |
@@ -28,7 +31,6 @@
 //! | `flush`, `pending`, `outstanding` | which callers wait for what to be durable; what is not, and why |
 //! | `rescue` | what only Tier-1 holds when the daemon ends |
 //! | `tree`, `tree_now` | the tree document: when it is written, and what it holds |
-//! | `views` | the parts of the state that each question borrows |
 //! | `recover` | from what Tier-3 holds to a tree |
 //! | `stand_in` | stand-ins for documents that cannot be read |
 //! | `removals`, `replaced` | which removals Tier-3 knows of; what replaces what was removed |
@@ -58,6 +60,7 @@ mod away;
 mod backlog;
 mod book;
 mod by_path;
+mod catch_up;
 mod copies;
 mod damage;
 mod decide;
@@ -94,6 +97,7 @@ mod recovery;
 mod removals;
 mod replaced;
 mod rescue;
+mod rights;
 mod run;
 #[cfg(test)]
 mod schedule;

@@ -5,6 +5,7 @@
 
 use crate::node::book::{LooseBook, LooseStage};
 use crate::node::flush::{FlushOutcome, PENDING_MAX, SAVE_GAP_NS, covers};
+use crate::node::inventory::Inventory;
 use crate::node::loose::{Lack, READ_TRIES, is_in_flight, may_change, stays_cut};
 use crate::node::pending::Row;
 use crate::node::recover::Knows;
@@ -38,11 +39,15 @@ impl<'a> Outstanding<'a> {
 
     pub(crate) fn outcome(self, pending: &[Row], began: Instant, timed_out: bool) -> FlushOutcome {
         let mut pending: Vec<_> = pending.iter().map(|row| row.pending.clone()).collect();
-        if self.engine.tree_is_pending(began) {
+        if self.engine.tree.is_pending(began) {
             pending.push(self.untold_names());
         }
         pending.truncate(PENDING_MAX);
-        FlushOutcome { pending, timed_out, tier3_away: self.engine.health().tier3_trouble().is_some() }
+        FlushOutcome {
+            pending,
+            timed_out,
+            tier3_away: self.engine.tier3_away.trouble(&self.engine.shared).is_some(),
+        }
     }
 
     /// Returns everything at or below `place` that is not durable, and the checkpoint in which it lies, with the reasons. `asked`:
@@ -74,12 +79,16 @@ impl<'a> Outstanding<'a> {
 
     /// Whether waiting may bring the tree to Tier-3.
     pub(crate) fn tree_may_come(self, since: Instant) -> bool {
-        self.engine.tree.may_come(since, self.engine.fenced.is_none(), self.engine.knows == Knows::All)
+        self.engine.tree.may_come(
+            since,
+            self.engine.rights.fenced.is_none(),
+            self.engine.rights.knows == Knows::All,
+        )
     }
 
     /// Returns the row for a tree whose newest names Tier-3 lacks.
     fn untold_names(self) -> Pending {
-        let (reason, what) = match &self.engine.fenced {
+        let (reason, what) = match &self.engine.rights.fenced {
             None => {
                 (PendingReason::Uploading, "the names outside checkpoints are not in Tier-3 yet".to_owned())
             }
@@ -114,9 +123,9 @@ impl<'a> Outstanding<'a> {
         }
         let lack = |reason, what: &str, comes| Some(Lack { reason, what: what.to_owned(), comes });
         // The writer gives the file its wanted name, if the daemon does not end before.
-        if is_in_flight(&self.engine.shared, &self.engine.ledger, path, view, self.engine.draining) {
+        if is_in_flight(&self.engine.shared, &self.engine.ledger, path, view, self.engine.rights.draining) {
             let what = "it is written under a temporary name, and ends with this memory";
-            return if self.engine.draining { lack(PendingReason::Open, what, false) } else { None };
+            return if self.engine.rights.draining { lack(PendingReason::Open, what, false) } else { None };
         }
         if let Some(why) = self.engine.ledger.unreadable.get(&view.node) {
             let what = format!("it is closed and cannot be read to be sealed: {why}");
@@ -171,13 +180,16 @@ impl<'a> Outstanding<'a> {
         if !may_change(view) {
             // The answer is about its present bytes, under whichever of its names they went there.
             return (
-                self.engine.inventory().size_now(view),
+                Inventory { engine: self.engine }.size_now(view),
                 view.sealed().is_some() && view.object.is_some(),
             );
         }
         let reach = self.engine.shared.namespace.seals().reach(view.node);
         let book = self.engine.ledger.loose.get(path);
         let there = book.is_some_and(|book| !book.lacks_what_stands(view.node, || reach));
-        (reach.map_or_else(|| self.engine.inventory().size_now(view), |reach| reach.size_bytes), there)
+        (
+            reach.map_or_else(|| Inventory { engine: self.engine }.size_now(view), |reach| reach.size_bytes),
+            there,
+        )
     }
 }

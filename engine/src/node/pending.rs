@@ -10,11 +10,11 @@ use crate::node::flush::SAVE_GAP_NS;
 use crate::node::gc::Gc;
 use crate::node::ledger::{Ledger, contents};
 use crate::node::rescue::{self, Rescue};
+use crate::node::rights::Rights;
 use crate::node::visibility::Visibility;
 use crate::node::visibility::fallbacks::Fallbacks;
 use crate::node::visibility::tree_names::TreeNames;
 use std::sync::Arc;
-use std::time::Instant;
 use tidemark_namespace::{FileState, FileView, is_alive};
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::path::RelPath;
@@ -54,8 +54,7 @@ pub(crate) struct Saves<'a> {
     pub(crate) ledger: &'a Ledger,
     pub(crate) gc: &'a Gc,
     pub(crate) visibility: &'a Visibility,
-    pub(crate) draining: bool,
-    pub(crate) grace_until: Option<Instant>,
+    pub(crate) rights: &'a Rights,
 }
 
 impl<'a> Saves<'a> {
@@ -94,9 +93,11 @@ impl<'a> Saves<'a> {
         }
         let present = contents(files.iter().copied());
         let is_kept = present.is_some_and(|present| book.covering(self.shared, &present).is_some());
-        let stays = self.shared.cluster.get().is_some() || !self.draining;
+        let stays = self.shared.cluster.get().is_some() || !self.rights.draining;
         let left = |(path, view): &(&RelPath, &Arc<FileView>)| match view.state {
-            FileState::Open { .. } | FileState::Mapped if !self.draining => self.written(path, view, false),
+            FileState::Open { .. } | FileState::Mapped if !self.rights.draining => {
+                self.written(path, view, false)
+            }
             FileState::Cut | FileState::Sealed { .. } if view.is_left_cut() && stays && !is_kept => {
                 Some((PendingReason::Incomplete, left_unclosed(path)))
             }
@@ -122,7 +123,7 @@ impl<'a> Saves<'a> {
                     row(PendingReason::Torn, version.record().evidence_detail.clone())
                 }
                 // Taken up early because the daemon ends: it is committed when its time has passed.
-                None if unproven && self.draining && self.is_waiting_for_time(book) => {
+                None if unproven && self.rights.draining && self.is_waiting_for_time(book) => {
                     row(PendingReason::Uploading, decide::waits_for(book))
                 }
                 // Tier-3 has what lies beside what is committed, or lay there, and that stands.
@@ -144,8 +145,8 @@ impl<'a> Saves<'a> {
         if let Some(what) = files.iter().find_map(unreadable) {
             return row(PendingReason::Unreadable, what);
         }
-        if self.draining {
-            if let Some((reason, what)) = self.saving(book).filter(|_| self.grace_until.is_some()) {
+        if self.rights.draining {
+            if let Some((reason, what)) = self.saving(book).filter(|_| self.rights.grace_until.is_some()) {
                 return row(reason, what);
             }
             let what = match rescue::look(self.shared, self.ledger, book) {
@@ -200,7 +201,7 @@ impl<'a> Saves<'a> {
 
     /// Whether the end of the daemon still waits for a program that saves this checkpoint.
     pub(crate) fn waits_for_saving(self, book: &Book) -> bool {
-        self.grace_until.is_some() && self.saving(book).is_some()
+        self.rights.grace_until.is_some() && self.saving(book).is_some()
     }
 
     /// Returns why a program is believed to be still saving this checkpoint. `None`: no program is.
@@ -287,7 +288,8 @@ impl<'a> Saves<'a> {
     /// Returns why Tier-3 has nothing of a checkpoint yet. `None`: it has something, or nothing is to come.
     pub(crate) fn first_comes(self, book: &Book) -> Option<Pending> {
         // At the end what is closed goes, too, where nothing more comes of what it names.
-        let ended = || self.draining && matches!(rescue::look(self.shared, self.ledger, book), Rescue::Done);
+        let ended =
+            || self.rights.draining && matches!(rescue::look(self.shared, self.ledger, book), Rescue::Done);
         if book.is_prepared() || ended() { None } else { self.comes(book) }
     }
 

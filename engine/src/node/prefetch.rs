@@ -4,6 +4,8 @@
 //! (`jobs`), which copies may give way for it (the namespace: never what is not committed).
 
 use crate::node::Shared;
+use crate::node::inventory::Inventory;
+use crate::node::verify_scope::VerifyScope;
 use tidemark_namespace::NodeId;
 use tidemark_protocol::error::{ErrorKind, error_text};
 
@@ -52,8 +54,9 @@ impl Node {
         wait: bool,
         progress: impl Fn(Progress),
     ) -> Option<Prefetch> {
-        let asked = self
-            .ask(move |engine| (engine.inventory().targets(&place), engine.verify_scope().unsealed(&place)));
+        let asked = self.ask(move |engine| {
+            (Inventory { engine }.targets(&place), VerifyScope { engine }.unsealed(&place))
+        });
         let (targets, unsealed) = asked.await?;
         let mut wanted: Vec<_> = targets
             .into_iter()

@@ -3,7 +3,6 @@
 //! Owns: which problems there are, and their words. Does not own: the codes (`protocol::report`), what only the daemon knows.
 
 use crate::node::book::VersionBook;
-use crate::node::recover::Knows;
 use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -36,31 +35,13 @@ pub(crate) struct NodeHealth<'a> {
 }
 
 impl<'a> NodeHealth<'a> {
-    /// Returns why nothing is written to Tier-3, if this node is to decide over it. `None`: writing is allowed.
-    pub(crate) fn writes_nothing(self) -> Option<String> {
-        if self.engine.may_write() || self.engine.fenced.is_none() && self.engine.knows == Knows::Nothing {
-            return None;
-        }
-        let away = || self.tier3_trouble().map(|(_, why)| why);
-        let unread = || "Tier-3 is being read, and the right to commit there is not certain yet".to_owned();
-        Some(self.engine.fenced.clone().or_else(away).unwrap_or_else(unread))
-    }
-
-    /// Returns since when Tier-3 refuses writes or gives no answer, and why.
-    pub(crate) fn tier3_trouble(self) -> Option<(Instant, String)> {
-        let failed = self.engine.tier3_away.longest().map(|(since, why)| (since, why.to_owned()));
-        // A request that is repeated for minutes has not failed yet.
-        failed
-            .or_else(|| self.engine.shared.drain.store.silence().map(|silence| (silence.since, silence.why)))
-    }
-
     pub(crate) fn problems(self, tiers: &[TierStatus], now: Instant) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut add = |code, what: String, action: &str| problems.push(Problem::new(code, what, action));
-        if let Some(why) = &self.engine.fenced {
+        if let Some(why) = &self.engine.rights.fenced {
             add(ProblemCode::Fenced, why.clone(), "stop this daemon: another one commits to this Tier-3");
         }
-        if let Some((since, why)) = self.tier3_trouble() {
+        if let Some((since, why)) = self.engine.tier3_away.trouble(&self.engine.shared) {
             let seconds = now.saturating_duration_since(since).as_secs();
             let lag = self.engine.backlog.lag(&self.engine.ledger, self.engine.shared.now_ns(), None);
             let what = format!(

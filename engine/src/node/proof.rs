@@ -3,8 +3,10 @@
 //! Owns: which documents are read and written again, and which invariant a finding breaks. Does not own: the invariants (protocol), the
 //! bytes of files (`verify`).
 
+use crate::node::given_up::Objects;
 use crate::node::recover::record_of;
 use crate::node::run::Node;
+use crate::node::verify::note_repaired;
 use crate::save::again::{AgainError, write_document_again, write_marker_again};
 use crate::save::commit::read_marker;
 use futures::stream::{self, StreamExt};
@@ -51,16 +53,23 @@ enum Problem {
     Away(String),
 }
 
-impl Node {
+/// Reading the documents of committed versions, and writing bad ones again.
+#[derive(Clone, Copy)]
+pub(super) struct Proofs<'a> {
+    pub(super) node: &'a Node,
+}
+
+impl Proofs<'_> {
     /// Adds to `verify` the committed versions at or below `place`, or in which it lies, whose documents in Tier-3 are bad. `unmended` gets
     /// those whose documents this daemon cannot write again.
-    pub(super) async fn verify_proofs(
-        &self,
+    pub(super) async fn verify(
+        self,
         place: Vec<u8>,
         verify: &mut Verify,
         unmended: &mut Vec<BrokenInvariant>,
     ) -> Option<()> {
         let (committed, unreadable) = self
+            .node
             .ask(move |engine| {
                 (engine.by_path().committed_below(&place), engine.selection().unreadable_below(&place))
             })
@@ -69,7 +78,9 @@ impl Node {
         let looked = committed.into_iter().map(|(path, version, known)| async move {
             let found = match self.look_at_proof(&version, known.as_ref()).await {
                 // Given up since it was listed: that goes on, and breaks nothing.
-                Err(Problem::Broken { .. }) if self.is_retired(&version.record().version).await => {
+                Err(Problem::Broken { .. })
+                    if Objects { node: self.node }.is_retired(&version.record().version).await =>
+                {
                     Ok(Vec::new())
                 }
                 found => found,
@@ -82,7 +93,7 @@ impl Node {
                 (path, Ok(mended)) => {
                     for (document, what) in mended {
                         let how = format!("the {document} was written again from memory");
-                        self.note_repaired(path.clone(), what, &how, verify);
+                        note_repaired(self.node.shared(), path.clone(), what, &how, verify);
                     }
                 }
                 (path, Err(Problem::Broken { invariant, what })) => {
@@ -100,7 +111,7 @@ impl Node {
     /// Checks a version's documents, and writes bad ones again from what this daemon knows. Returns the names of those with what
     /// was wrong. The marker comes last: it says that the others are there.
     async fn look_at_proof(
-        &self,
+        self,
         committed: &Checkpoint,
         known: Option<&Known>,
     ) -> Result<Vec<(&'static str, String)>, Problem> {
@@ -145,11 +156,11 @@ impl Node {
         Ok(mended)
     }
 
-    async fn read_proof_marker(&self, committed: &Checkpoint) -> Result<Marker, Problem> {
+    async fn read_proof_marker(self, committed: &Checkpoint) -> Result<Marker, Problem> {
         let version = &committed.record().version;
         let stands = "a_committed_version_has_its_marker";
         let broken = |what| Problem::Broken { invariant: stands, what };
-        let marker = match read_marker(&self.shared().drain, version).await {
+        let marker = match read_marker(&self.node.shared().drain, version).await {
             Ok(marker) => marker,
             Err(error) if error.kind() == tidemark_protocol::error::ErrorKind::Corrupt => {
                 return Err(broken(error_text(&error)));
@@ -168,7 +179,7 @@ impl Node {
         Ok(marker)
     }
 
-    async fn read_record(&self, key: &str, manifest: &Manifest) -> Result<(), Problem> {
+    async fn read_record(self, key: &str, manifest: &Manifest) -> Result<(), Problem> {
         let listed = "a_manifest_holds_exactly_the_files_of_its_record";
         let broken = |what| Problem::Broken { invariant: listed, what };
         let bytes = self.read(key, listed).await?;
@@ -177,7 +188,7 @@ impl Node {
             .map_err(|flaw| broken(error_text(&flaw)))
     }
 
-    async fn read_manifest(&self, marker: &Marker) -> Result<ValidatedManifest, Problem> {
+    async fn read_manifest(self, marker: &Marker) -> Result<ValidatedManifest, Problem> {
         let named = "a_commit_marker_names_a_manifest_that_hashes_to_its_name";
         let bytes = self.read(marker.manifest.as_deref().unwrap_or_default(), named).await?;
         invariants::a_commit_marker_names_a_manifest_that_hashes_to_its_name(marker, &bytes)
@@ -185,7 +196,7 @@ impl Node {
     }
 
     /// Writes the manifest again that the marker names: the hash says that it is the same.
-    async fn mend_manifest(&self, marker: &Marker, known: Option<&Known>) -> Result<(), String> {
+    async fn mend_manifest(self, marker: &Marker, known: Option<&Known>) -> Result<(), String> {
         let (Some(known), Some(key)) = (known, &marker.manifest) else {
             return Err("this daemon does not know it".to_owned());
         };
@@ -194,29 +205,29 @@ impl Node {
             return Err("the one that this daemon knows is another".to_owned());
         }
         self.may_mend().await?;
-        said(write_document_again(&self.shared().drain, key, bytes).await)
+        said(write_document_again(&self.node.shared().drain, key, bytes).await)
     }
 
     /// Writes the record again as its manifest has it, which a hash vouches for.
-    async fn mend_record(&self, key: &str, manifest: &Manifest) -> Result<(), String> {
+    async fn mend_record(self, key: &str, manifest: &Manifest) -> Result<(), String> {
         let bytes = record_of(manifest).encode().map_err(|error| error_text(&error))?;
         self.may_mend().await?;
-        said(write_document_again(&self.shared().drain, key, bytes).await)
+        said(write_document_again(&self.node.shared().drain, key, bytes).await)
     }
 
-    async fn mend_marker(&self, marker: &Marker) -> Result<(), String> {
+    async fn mend_marker(self, marker: &Marker) -> Result<(), String> {
         self.may_mend().await?;
-        said(write_marker_again(&self.shared().drain, marker).await)
+        said(write_marker_again(&self.node.shared().drain, marker).await)
     }
 
-    async fn may_mend(&self) -> Result<(), String> {
-        let may_write = self.ask(|engine| engine.may_write()).await == Some(true);
+    async fn may_mend(self) -> Result<(), String> {
+        let may_write = self.node.ask(|engine| engine.rights.may_write()).await == Some(true);
         if may_write { Ok(()) } else { Err("this node writes nothing to Tier-3".to_owned()) }
     }
 
-    async fn read(&self, key: &str, invariant: &'static str) -> Result<Vec<u8>, Problem> {
+    async fn read(self, key: &str, invariant: &'static str) -> Result<Vec<u8>, Problem> {
         let limit = u64::try_from(MAX_DOCUMENT_BYTES).expect("a constant");
-        match self.shared().drain.store.get(key, limit).await {
+        match self.node.shared().drain.store.get(key, limit).await {
             Ok(Some(bytes)) => Ok(bytes.to_vec()),
             Ok(None) => Err(Problem::Broken { invariant, what: format!("{key} is not there") }),
             Err(error @ StoreError::Damaged { .. }) => {

@@ -5,7 +5,12 @@
 
 use crate::node::answer::{self, checkpoint_ref};
 use crate::node::book::{Book, Number, VersionBook};
+use crate::node::damage::BadCopies;
+use crate::node::inventory::Inventory;
+use crate::node::outstanding::Outstanding;
+use crate::node::problems::NodeHealth;
 use crate::node::run::{Engine, Node};
+use crate::node::tiers::Tiers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use tidemark_protocol::checkpoint;
@@ -32,7 +37,7 @@ struct OfRun<'a> {
 impl Node {
     /// Returns every run that has checkpoints at or below `place`, or one in which it lies.
     pub async fn recovery(&self, place: Vec<u8>) -> Option<Recovery> {
-        self.ask(move |engine| engine.standings().recovery(&place)).await
+        self.ask(move |engine| Standings { engine }.recovery(&place)).await
     }
 }
 
@@ -101,7 +106,7 @@ impl<'a> Standings<'a> {
         let row = |choice: Choice| {
             let Known { book, number, version, .. } = &versions[choice.index];
             RecoveryRow {
-                checkpoint: self.engine.inventory().version_row(book, *number, version),
+                checkpoint: Inventory { engine: self.engine }.version_row(book, *number, version),
                 standpoint: choice.standpoint,
                 reason: choice.reason,
                 removed_in_part: choice.removed_in_part,
@@ -118,10 +123,10 @@ impl<'a> Standings<'a> {
     pub(crate) fn standing(self) -> answer::Standing {
         let now = Instant::now();
         let runs: BTreeSet<_> = self.engine.ledger.books.keys().map(|id| id.run.clone()).collect();
-        let tiers = self.engine.tiers_now().tiers();
+        let tiers = Tiers { engine: self.engine }.tiers();
         let (unsaved, unsealed) = self.unsaved();
         answer::Standing {
-            problems: self.engine.health().problems(&tiers, now),
+            problems: NodeHealth { engine: self.engine }.problems(&tiers, now),
             tiers,
             unsaved,
             unsealed,
@@ -146,10 +151,11 @@ impl<'a> Standings<'a> {
             (view.host && view.object.is_none()).then_some(view.size_bytes)
         });
         // At the end of the daemon a caller asks once what was lost; there may be very many files.
-        let loose = self.engine.draining.then(|| self.engine.ledger.loose.keys()).into_iter().flatten();
+        let loose =
+            self.engine.rights.draining.then(|| self.engine.ledger.loose.keys()).into_iter().flatten();
         let stand = loose.filter_map(|path| {
             let view = self.engine.ledger.file(path).filter(|view| view.host && view.sealed().is_none())?;
-            self.engine.outstanding().standing_of_loose(path, view).1.then_some(view.size_bytes)
+            Outstanding { engine: self.engine }.standing_of_loose(path, view).1.then_some(view.size_bytes)
         });
         let all = self.engine.ledger.copies;
         let less =
@@ -168,7 +174,7 @@ impl<'a> Standings<'a> {
         let watermark = self.engine.books().watermark(run).map(checkpoint_ref);
         // Whole in this node's memory, or committed: what a restart of the job would load.
         let newest = self.engine.selection().newest_in_sight(run, |_| true);
-        let damaged = self.engine.bad_copies().damaged_versions(run);
+        let damaged = BadCopies { engine: self.engine }.damaged_versions(run);
         let is_durable = |found: &checkpoint::Checkpoint| {
             found.is_committed() && !damaged.contains(&found.record().version)
         };

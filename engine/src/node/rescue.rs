@@ -146,7 +146,7 @@ impl<'a> PartialSaves<'a> {
         told: Told,
     ) -> Option<&'static str> {
         let book = &self.engine.ledger.books[id];
-        if self.engine.draining {
+        if self.engine.rights.draining {
             let waits = self.engine.saves().waits_for_saving(book) || self.settles_in_time(book, verdict);
             return (!waits).then_some("because the daemon ended");
         }
@@ -175,13 +175,11 @@ impl<'a> PartialSaves<'a> {
     }
 }
 
-impl Engine {
-    /// Marks the files that killed writers left in a visible checkpoint, so that they are sealed as they are.
-    pub(crate) fn seal_what_was_cut(&mut self, id: &CheckpointId) {
-        let book = &self.ledger.books[id];
-        let Some(candidate) = &book.candidate else { return };
-        let files: Vec<_> = self.ledger.files_of(candidate, &book.scope).collect();
-        let cut = decide::left_cut(&self.shared, &self.ledger, &files);
-        self.ledger.seal_as_they_are(&cut);
-    }
+/// Marks the files that killed writers left in a visible checkpoint, so that they are sealed as they are.
+pub(crate) fn seal_what_was_cut(shared: &Shared, ledger: &mut Ledger, id: &CheckpointId) {
+    let book = &ledger.books[id];
+    let Some(candidate) = &book.candidate else { return };
+    let files: Vec<_> = ledger.files_of(candidate, &book.scope).collect();
+    let cut = decide::left_cut(shared, ledger, &files);
+    ledger.seal_as_they_are(&cut);
 }

@@ -16,8 +16,10 @@ use crate::node::generations::Generations;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::{Contents, Ledger};
 use crate::node::looks::Looks;
+use crate::node::loose::InFlight;
 use crate::node::metric::SaidLater;
 use crate::node::recover::{Knows, NotBelieved, Recovered};
+use crate::node::rights::Rights;
 use crate::node::scrub::Scrub;
 use crate::node::tree::TreeState;
 use crate::node::visibility::Visibility;
@@ -28,8 +30,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidemark_namespace::{NodeId, ROOT};
 use tidemark_protocol::checkpoint::CheckpointEvent;
-use tidemark_protocol::evidence::{History, masked_names};
-use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{CheckpointId, Rules};
 use tidemark_protocol::replication::Priority;
 use tidemark_protocol::report::{EventLevel, path_text};
@@ -94,17 +94,10 @@ pub(crate) struct Engine {
     pub(crate) file_jobs: FileJobs,
     /// Checkpoints about which other nodes are asked, with the contents that were whole when all nodes had answered.
     hearing: BTreeMap<CheckpointId, Option<Contents>>,
-    pub(crate) loose_in_flight: usize,
-    pub(crate) loose_in_flight_bytes: u64,
+    pub(crate) loose_in_flight: InFlight,
     /// Operations that Tier-3 does not take now.
     pub(crate) tier3_away: Away,
-    /// Why nothing is decided here any more: another coordinator took over.
-    pub(crate) fenced: Option<String>,
-    pub(crate) draining: bool,
-    /// While the daemon ends: the moment until which it waits for programs that save.
-    pub(crate) grace_until: Option<Instant>,
-    /// Knowledge of this node, which limits what it may decide.
-    pub(crate) knows: Knows,
+    pub(crate) rights: Rights,
     pub(crate) passed_over: Vec<NotBelieved>,
     last_tick: Instant,
 }
@@ -181,7 +174,7 @@ impl Node {
     /// Stops all decisions here, because another coordinator took over. Content in memory is served as before.
     pub async fn fence(&self, why: String) {
         // A loop that has stopped decides nothing either.
-        let _ = self.ask(|engine| engine.fenced = Some(why)).await;
+        let _ = self.ask(|engine| engine.rights.fenced = Some(why)).await;
     }
 
     /// Ends the loop once the current event is done. Running jobs are dropped: a later start finds what they wrote.
@@ -211,7 +204,7 @@ async fn run(
     while !stop.load(Ordering::Acquire) {
         let pause = engine.pause(Instant::now());
         tokio::select! {
-            Some(()) = dirtied.recv() => engine.catch_up(),
+            Some(()) = dirtied.recv() => engine.shared.catch_up(&mut engine.ledger),
             Some(done) = engine.jobs.join_next(), if !engine.jobs.is_empty() => {
                 match done {
                     Ok(done) => engine.apply(done),
@@ -222,7 +215,7 @@ async fn run(
             }
             Some(question) = asked.recv() => {
                 // The caller has seen everything that was done before its question.
-                engine.catch_up();
+                engine.shared.catch_up(&mut engine.ledger);
                 engine.ledger.regroup(Instant::now());
                 question(&mut engine);
             }
@@ -256,6 +249,7 @@ impl Engine {
         ledger.removed_loose = recovered.loose;
         ledger.loose_numbers = recovered.loose_numbers;
         let generations = Generations::after_start(ledger.removed_loose.iter());
+        let rights = Rights::new(recovered.knows, shared.settings.torn.hide);
         let mut engine = Self {
             flushes: Flushes::default(),
             tree: TreeState::new(recovered.tree_number, recovered.removals),
@@ -273,53 +267,20 @@ impl Engine {
             backlog: Backlog::default(),
             file_jobs: FileJobs::default(),
             hearing: BTreeMap::new(),
-            loose_in_flight: 0,
-            loose_in_flight_bytes: 0,
+            loose_in_flight: InFlight::default(),
             tier3_away: Away::default(),
-            fenced: None,
-            draining: false,
-            grace_until: None,
-            knows: recovered.knows,
+            rights,
             passed_over: recovered.passed_over,
             last_tick: now,
         };
         let runs: BTreeSet<_> = engine.ledger.books.keys().map(|id| id.run.clone()).collect();
         for run in runs {
-            engine.classify_run(&run);
+            engine.shared.classify_run(&engine.ledger, &run);
         }
-        engine.hide_kept(recovered.names);
-        engine.follow_unreadable(recovered.names);
-        engine.removals_stand(&BTreeMap::new());
+        engine.shielding().hide_kept(recovered.names);
+        engine.shielding().trackers().follow_unreadable(recovered.names);
+        engine.sifting().removals_stand(&BTreeMap::new());
         engine
-    }
-
-    /// Makes the ledger know all that changed before this call.
-    pub(crate) fn catch_up(&mut self) {
-        let nodes = self.shared.namespace.take_dirty();
-        self.ledger.refresh(&self.shared.namespace, &nodes);
-        self.shared.copy_to_peers(&nodes);
-    }
-
-    /// Whether paths that `asked` selects changed without the ledger's knowledge. Afterwards it knows of the changes.
-    ///
-    /// Called after a process was seen to have ended, and before anything is done about that. The ledger may lack what that process
-    /// did last, or what a living one did meanwhile. If this returns true, the decision is made again later.
-    pub(crate) fn had_not_heard(&mut self, asked: impl Fn(&Rules, &RelPath) -> bool) -> bool {
-        let nodes = self.shared.namespace.take_dirty();
-        let asked = |ledger: &Ledger| {
-            let mut paths = nodes.iter().flat_map(|node| ledger.paths_of(*node));
-            paths.any(|path| asked(ledger.rules(), path))
-        };
-        let had = asked(&self.ledger);
-        self.ledger.refresh(&self.shared.namespace, &nodes);
-        self.shared.copy_to_peers(&nodes);
-        had || asked(&self.ledger)
-    }
-
-    /// Whether something that decides about a checkpoint changed without the ledger's knowledge.
-    pub(crate) fn had_not_heard_of(&mut self, id: &CheckpointId) -> bool {
-        let scope = self.ledger.books[id].scope.clone();
-        self.had_not_heard(|rules, path| rules.scope(path) == scope) || self.ledger.is_stale_scope(&scope)
     }
 
     /// Returns how long the loop may wait for an event.
@@ -344,7 +305,7 @@ impl Engine {
             let _ = self.shared.namespace.writers().take_removers();
         }
         self.file_jobs.start_seals(&self.shared, &mut self.ledger, &mut self.jobs);
-        self.scrub.start(&self.shared, &self.ledger, &mut self.jobs, self.draining, now);
+        self.scrub.start(&self.shared, &self.ledger, &mut self.jobs, self.rights.draining, now);
     }
 
     /// Forgets what this node knew of checkpoints. Running jobs are dropped. The next coordinator finds what they wrote, and
@@ -352,9 +313,9 @@ impl Engine {
     fn decide_no_more(&mut self) {
         self.jobs.abort_all();
         let rules = self.ledger.rules().clone();
-        let (draining, grace_until) = (self.draining, self.grace_until);
-        *self = Self::new(Arc::clone(&self.shared), rules, Recovered::default());
-        (self.draining, self.grace_until) = (draining, grace_until);
+        let mut fresh = Self::new(Arc::clone(&self.shared), rules, Recovered::default());
+        fresh.rights.end_as(&self.rights);
+        *self = fresh;
         self.ledger.refresh(&self.shared.namespace, &[ROOT]);
     }
 
@@ -367,23 +328,17 @@ impl Engine {
         fresh.keep_words(self);
         // It is about bytes in memory and in Tier-3, and says nothing of what is committed there.
         std::mem::swap(&mut fresh.scrub, &mut self.scrub);
-        fresh.draining = self.draining;
-        fresh.grace_until = self.grace_until;
-        if fresh.knows != Knows::All {
+        fresh.rights.end_as(&self.rights);
+        if fresh.rights.knows != Knows::All {
             fresh.tier3_away = std::mem::take(&mut self.tier3_away);
         }
         *self = fresh;
         self.ledger.refresh(&self.shared.namespace, &[ROOT]);
     }
 
-    /// Whether Tier-3 may be written to.
-    pub(crate) fn may_write(&self) -> bool {
-        self.fenced.is_none() && self.knows == Knows::All
-    }
-
     /// Does everything that is due, after whatever happened.
     fn step(&mut self, now: Instant) {
-        if self.knows == Knows::Nothing || !self.shared.decides() {
+        if self.rights.knows == Knows::Nothing || !self.shared.decides() {
             return self.step_of_member(now);
         }
         self.ledger.regroup(now);
@@ -397,15 +352,15 @@ impl Engine {
             self.watch_room(now);
             self.shared.namespace.writers().forget_ended_writers();
             self.ledger.seals_again();
-            self.look_at_visibility(now);
+            self.shielding().look_at_all(now);
         }
         self.file_jobs.start_seals(&self.shared, &mut self.ledger, &mut self.jobs);
         // Before Tier-3 is read nothing is decided with it; and what is heard would be forgotten with what is known now.
-        if self.knows == Knows::All {
-            self.hear_who_changed_names();
+        if self.rights.knows == Knows::All {
+            self.shielding().hear_who_changed_names();
         }
         // A caller that waits is answered from what was judged.
-        if self.looks.may_begin(now) || self.draining || !self.flushes.is_empty() {
+        if self.looks.may_begin(now) || self.rights.draining || !self.flushes.is_empty() {
             let begun = Instant::now();
             for id in std::mem::take(&mut self.ledger.due) {
                 self.look_at(&id);
@@ -413,15 +368,15 @@ impl Engine {
             self.looks.took(begun.elapsed(), Instant::now());
         }
         if tick {
-            self.undo_removals(now);
+            self.shielding().undo_removals(now);
         }
-        self.start_loose(now);
-        self.end_pauses(now);
-        self.give_turns();
+        self.loose_files().start(now);
+        self.versions().end_pauses(now);
+        self.versions().give_turns();
         self.write_tree(now);
-        self.scrub.start(&self.shared, &self.ledger, &mut self.jobs, self.draining, now);
-        self.collect(now);
-        self.sift(now);
+        self.scrub.start(&self.shared, &self.ledger, &mut self.jobs, self.rights.draining, now);
+        self.retiring().collect(now);
+        self.sifting().sift(now);
         self.answer_flushes(now);
         if cfg!(debug_assertions) {
             self.backlog.check_invariants(&self.ledger);
@@ -432,7 +387,7 @@ impl Engine {
         if !self.ledger.books.contains_key(id) || self.ledger.puts_off(id) {
             return;
         }
-        self.note_removal(id);
+        self.shielding().note_removal(id);
         if self.saves().is_stood_in(id) {
             // The last conclusion was about content that is hidden now.
             let book = self.ledger.books.get_mut(id).expect("it was there a moment ago");
@@ -442,8 +397,8 @@ impl Engine {
             return;
         }
         self.said_later.note_metric(&self.shared, &mut self.ledger, id);
-        if self.draining || self.rescues().stays_torn(id) {
-            self.seal_what_was_cut(id);
+        if self.rights.draining || self.rescues().stays_torn(id) {
+            rescue::seal_what_was_cut(&self.shared, &mut self.ledger, id);
         }
         let book = &self.ledger.books[id];
         let told = self
@@ -466,7 +421,7 @@ impl Engine {
         let (torn_before, kept_before) = (book.is_torn(), book.is_kept_without_proof());
         let decides = !matches!(outcome.action, Action::None | Action::Fetch(_) | Action::Judge(_))
             || !torn_before && outcome.verdict.as_ref().is_some_and(is_damage);
-        if decides && self.had_not_heard_of(id) {
+        if decides && self.shared.had_not_heard_of(&mut self.ledger, id) {
             self.unsettled.insert(id.clone());
             return;
         }
@@ -500,27 +455,27 @@ impl Engine {
             }
             Action::SealAsTheyAre(nodes) => self.ledger.seal_as_they_are(&nodes),
             // Tier-3's content is not known yet, and may include all of it.
-            Action::Fetch(_) if self.knows == Knows::Names => {}
+            Action::Fetch(_) if self.rights.knows == Knows::Names => {}
             Action::Fetch(node) => self.file_jobs.fetch(&self.shared, &mut self.jobs, node),
             Action::Judge(nodes) => self.file_jobs.judge(&self.shared, &mut self.jobs, nodes),
             // Looked at again with the next tick.
-            Action::Start(_) if self.is_held_up(id, Instant::now()) => {
+            Action::Start(_) if self.versions().is_held_up(id, Instant::now()) => {
                 self.unsettled.insert(id.clone());
             }
             Action::Start(plan) => {
                 if self.has_heard_others(id, &plan.contents) {
-                    self.start_version(id, *plan);
+                    self.versions().start(id, *plan);
                 }
             }
             Action::Raise { number, evidence, detail } => {
                 self.shared.event_of(EventLevel::Info, "complete", id, detail.clone());
-                self.happens(id, number, CheckpointEvent::Proven { evidence, detail });
+                self.versions().happens(id, number, CheckpointEvent::Proven { evidence, detail });
             }
         }
         if self.ledger.books[id].is_torn() {
-            self.shield(id, Instant::now());
+            self.shielding().shield(id, Instant::now());
         } else if self.ledger.books[id].is_kept_without_proof() {
-            self.follow_lacking(id, Instant::now());
+            self.shielding().trackers().follow_lacking(id, Instant::now());
         }
     }
 
@@ -555,23 +510,6 @@ impl Engine {
         } else {
             self.hearing.remove(&id);
         }
-    }
-
-    /// Remembers what the next version of the same session should look like.
-    pub(crate) fn remember(&mut self, id: &CheckpointId) {
-        let book = &self.ledger.books[id];
-        let Some(candidate) = &book.candidate else { return };
-        let views: Vec<_> = self.ledger.parts_of(book).map(|(_, view)| Arc::clone(view)).collect();
-        let writers: Vec<_> = views.iter().flat_map(|view| &view.writers).collect();
-        let Some(first) = writers.first() else { return };
-        let history = History {
-            framework: candidate.framework.clone(),
-            names: masked_names(candidate, self.ledger.parts_of(book).map(|(path, _)| path)),
-            world_size: writers.iter().filter_map(|writer| writer.world_size).max(),
-            processes: writers.iter().map(|writer| writer.process()).collect(),
-            session: first.session.0.clone(),
-        };
-        self.ledger.history.insert(id.run.clone(), history);
     }
 
     fn measure(&self) {

@@ -5,10 +5,10 @@
 
 use crate::node::Shared;
 use crate::node::book::Book;
+use crate::node::by_path::ByPath;
 use crate::node::flush::covers;
 use crate::node::jobs::Done;
 use crate::node::ledger::Ledger;
-use crate::node::run::Engine;
 use crate::restore::{Origin, RestoreError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -181,8 +181,12 @@ impl Scrub {
         }
     }
 
-    /// Remembers what a `verify` left as it is. `looked_at`: whether it examined the content of this path.
-    fn note_unmended(&mut self, looked_at: impl Fn(&str) -> bool, found: Vec<BrokenInvariant>) {
+    /// Remembers what a `verify` of `place` left as it is.
+    pub(crate) fn note_unmended(&mut self, by_path: ByPath<'_>, place: &[u8], found: Vec<BrokenInvariant>) {
+        let around = by_path.books_about(place).map(Book::path).filter(|path| !covers(place, path));
+        let around: BTreeSet<String> = around.map(|path| path_text(&path)).collect();
+        let place = path_text(place);
+        let looked_at = |path: &str| covers(place.as_bytes(), path.as_bytes()) || around.contains(path);
         self.unmended.retain(|(path, _)| !looked_at(path));
         let room = BAD_OBJECTS_MAX.saturating_sub(self.unmended.len());
         self.unmended.extend(found.into_iter().map(|broken| (broken.path, broken.what)).take(room));
@@ -340,17 +344,6 @@ impl Shared {
         let view = namespace.nodes().node_of_file(file).and_then(|node| namespace.nodes().view_of_node(node));
         view.is_some_and(|view| view.opens > 0)
             || namespace.peer_copies().all().iter().any(|copy| copy.own == file)
-    }
-}
-
-impl Engine {
-    /// Remembers what a `verify` of `place` left as it is.
-    pub(crate) fn note_unmended(&mut self, place: &[u8], found: Vec<BrokenInvariant>) {
-        let around = self.by_path().books_about(place).map(Book::path).filter(|path| !covers(place, path));
-        let around: BTreeSet<String> = around.map(|path| path_text(&path)).collect();
-        let place = path_text(place);
-        let looked_at = |path: &str| covers(place.as_bytes(), path.as_bytes()) || around.contains(path);
-        self.scrub.note_unmended(looked_at, found);
     }
 }
 

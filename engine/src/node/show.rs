@@ -4,7 +4,10 @@
 
 use crate::node::answer::{Identity, is_of};
 use crate::node::book::{Book, VersionBook};
+use crate::node::damage::BadCopies;
 use crate::node::decide;
+use crate::node::inventory::Inventory;
+use crate::node::outstanding::Outstanding;
 use crate::node::run::{Engine, Node};
 use crate::node::select::Wanted;
 use std::collections::BTreeSet;
@@ -27,7 +30,7 @@ impl Node {
         files: bool,
         identity: Identity,
     ) -> Option<Result<Option<Show>, ApiError>> {
-        self.ask(move |engine| engine.showing().show(&wanted, files, &identity)).await
+        self.ask(move |engine| Showing { engine }.show(&wanted, files, &identity)).await
     }
 }
 
@@ -46,7 +49,7 @@ impl<'a> Showing<'a> {
     }
 
     fn show_book(self, book: &Book, files: bool, identity: &Identity) -> Option<Show> {
-        let checkpoint = self.engine.inventory().rows(book, false).into_iter().next()?;
+        let checkpoint = Inventory { engine: self.engine }.rows(book, false).into_iter().next()?;
         let number = (checkpoint.timeline, checkpoint.version);
         let version = book.versions.get(&number);
         let committed = version.and_then(|version| version.committed.as_ref());
@@ -97,14 +100,12 @@ impl<'a> Showing<'a> {
         let Wanted::Path(path) = wanted else { return None };
         let path = RelPath::new(path.clone()).ok()?;
         let book = self.engine.ledger.loose.get(&path)?;
-        let checkpoint = self.engine.inventory().loose_row(&path)?;
+        let checkpoint = Inventory { engine: self.engine }.loose_row(&path)?;
         let mut file = self.file_shown(path.clone(), None, identity);
         (file.bytes, file.copies) = (checkpoint.bytes, checkpoint.copies);
         Some(Show {
             evidence_detail: None,
-            waits_for: self
-                .engine
-                .outstanding()
+            waits_for: Outstanding { engine: self.engine }
                 .lack_of(&path, book, None, Instant::now())
                 .map(|lack| lack.what)
                 .into_iter()
@@ -159,7 +160,7 @@ impl<'a> Showing<'a> {
             FileState::Open { .. } | FileState::Closed | FileState::Cut | FileState::Mapped => None,
         });
         let host = view.is_some_and(|view| view.host);
-        let is_bad = view.is_some_and(|view| self.engine.bad_copies().is_bad_host(view));
+        let is_bad = view.is_some_and(|view| BadCopies { engine: self.engine }.is_bad_host(view));
         File {
             bytes,
             crc64nvme: entry.map(|entry| entry.crc64nvme).or(sealed),

@@ -79,7 +79,7 @@ impl<'a> Tiers<'a> {
             used_bytes: copies.object_bytes,
             size_bytes: None,
             warm_fraction: None,
-            state: if self.engine.health().tier3_trouble().is_some() {
+            state: if self.engine.tier3_away.trouble(&self.engine.shared).is_some() {
                 TierState::Away
             } else {
                 TierState::Ok

@@ -14,6 +14,7 @@ use crate::node::ledger::Ledger;
 use crate::node::recover::Knows;
 use crate::node::removals::Told;
 use crate::node::run::Engine;
+use crate::node::tree_now::TreeNow;
 use crate::save::loose::{self, LooseError};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -128,32 +129,27 @@ impl TreeState {
 }
 
 impl Engine {
-    /// Whether the tree as it was at `since` is not in Tier-3.
-    pub(crate) fn tree_is_pending(&self, since: Instant) -> bool {
-        self.tree.is_pending(since)
-    }
-
     pub(crate) fn write_tree(&mut self, now: Instant) {
-        let urgent = !self.flushes.is_empty() || self.draining;
+        let urgent = !self.flushes.is_empty() || self.rights.draining;
         let wanted = self.ledger.tree_changed;
         let early =
             self.tree.written.is_some_and(|written| now.saturating_duration_since(written) < WRITE_EVERY);
         let held = [self.tree.retry_at, self.tree.not_before].iter().flatten().any(|at| *at > now);
         // Where another daemon decides, the tree is only compared, for callers that wait.
-        let rests = (early || self.fenced.is_some()) && !urgent;
-        if self.tree.running || self.knows != Knows::All || !wanted || held || rests {
+        let rests = (early || self.rights.fenced.is_some()) && !urgent;
+        if self.tree.running || self.rights.knows != Knows::All || !wanted || held || rests {
             return;
         }
         let begun = Instant::now();
         self.ledger.tree_changed = false;
         let mut snapshot = self.shared.namespace.tree_snapshot();
         // The snapshot may show changes that came after this turn began.
-        self.hear_who_changed_names();
-        self.had_not_heard(|_, _| false);
+        self.shielding().hear_who_changed_names();
+        self.shared.had_not_heard(&mut self.ledger, |_, _| false);
         self.ledger.regroup(now);
         self.ledger.name_by_carrier(&mut snapshot);
         self.ledger.unkept.look_at(&snapshot);
-        let (document, left_out) = self.tree_now().tree_document(&snapshot, now);
+        let (document, left_out) = TreeNow { engine: self }.tree_document(&snapshot, now);
         self.tree.withheld = left_out.withheld;
         self.tree.waits_for = left_out.waits_for;
         // A removal that is being decided is examined again, and no other event may lead to its checkpoint.
@@ -175,7 +171,7 @@ impl Engine {
         }
         let telling = Told::of(&document);
         self.tree.untold = Some(Untold { removals: telling.removals_beyond(&self.tree.told) });
-        if self.fenced.is_some() {
+        if self.rights.fenced.is_some() {
             return;
         }
         self.tree.looked_at = looked_at;
@@ -197,7 +193,7 @@ impl Engine {
                 self.tree.untold = None;
                 let told = std::mem::take(&mut self.tree.telling);
                 let before = std::mem::replace(&mut self.tree.told, told);
-                self.removals_stand(&before.loose);
+                self.sifting().removals_stand(&before.loose);
                 self.tier3_away.ended(&Cause::Tree);
             }
             Err(error) => {

@@ -11,6 +11,7 @@ use crate::node::replaced::Replacing;
 use crate::node::run::Engine;
 use crate::node::unsaved::Unsaved;
 use crate::node::visibility::Undecided;
+use crate::node::visibility::noted::Removals;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Instant;
 use tidemark_namespace::{SnapshotFile, SnapshotNode, TreeSnapshot};
@@ -88,10 +89,12 @@ impl<'a> TreeNow<'a> {
                 replacing.stays(id);
             }
         }
+        let Engine { shared, ledger, visibility, file_jobs, .. } = self.engine;
+        let removals = Removals { shared, ledger, visibility, file_jobs };
         for book in self.engine.ledger.books.values() {
             let Some(shown) = here.shown.get(&book.id) else { continue };
             let is_there = |path: &RelPath, file| here.of_path(path).is_some_and(|(there, _)| *there == file);
-            let undecided = self.engine.removals_noted().undecided_removal(&book.id, now, is_there);
+            let undecided = removals.undecided_removal(&book.id, now, is_there);
             let mut told = match undecided {
                 Some(Undecided::ComesBack) => ToldOfOne::default(),
                 Some(Undecided::Now | Undecided::Lasts) | None => {
@@ -136,7 +139,7 @@ impl<'a> TreeNow<'a> {
         left_out: &mut LeftOut,
     ) -> bool {
         // A flush and the daemon's end mean the removals of those who live, too, and wait for a removal that is decided now.
-        let told = !self.engine.flushes.is_empty() || self.engine.draining;
+        let told = !self.engine.flushes.is_empty() || self.engine.rights.draining;
         if undecided == Some(Undecided::Now) {
             left_out.undecided.push(book.id.clone());
         }
@@ -144,7 +147,7 @@ impl<'a> TreeNow<'a> {
             Some(Undecided::Now | Undecided::ComesBack) => false,
             _ if replacing.is_awaited_for(&book.id) || self.has_newer_in_memory(book, shown) => false,
             // Until the end has refused writers, whoever removed it may be killed.
-            Some(Undecided::Lasts) if self.engine.draining => {
+            Some(Undecided::Lasts) if self.engine.rights.draining => {
                 self.engine.shared.namespace.gate().are_writers_refused()
             }
             Some(Undecided::Lasts) => told,

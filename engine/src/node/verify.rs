@@ -6,11 +6,17 @@
 use crate::chunk::decode;
 use crate::node::Shared;
 use crate::node::answer::Listed;
-use crate::node::given_up::{Counts, Fate};
+use crate::node::by_path::ByPath;
+use crate::node::damage::BadCopies;
+use crate::node::given_up::{Counts, Fate, Objects, StillCounts};
+use crate::node::inventory::Inventory;
+use crate::node::proof::Proofs;
 use crate::node::run::{Engine, Node};
 use crate::node::scrub::{HostFound, Scrub, Scrubbed, Target, Unseen, scrub};
+use crate::node::verify_names::NamesAtRest;
 use crate::node::verify_peers::{PeerCopy, PeerProblem, check_peers, from_a_peer};
-use crate::node::verify_removed::add_stored;
+use crate::node::verify_removed::{add_stored, removed_stored};
+use crate::node::verify_scope::VerifyScope;
 use crate::restore::fetch::FetchPlan;
 use crate::save::again::write_again;
 use crate::save::upload::SealedBytes;
@@ -197,15 +203,15 @@ enum ObjectProblem {
     Away(String),
 }
 
-impl Node {
-    /// Says that Tier-3 has once more what it lacked, from what this daemon knows.
-    pub(super) fn note_repaired(&self, path: String, what: String, how: &str, verify: &mut Verify) {
-        tracing::warn!(path, what, how, "what Tier-3 lacked is there again");
-        let (shared, said) = (self.shared(), format!("{what}; {how}"));
-        shared.events.add(shared.now_ns(), EventLevel::Warn, "repaired", Some(path.clone()), said);
-        verify.repaired.push(VerifyRepair { path, copy: "object".to_owned(), what, from: "host".to_owned() });
-    }
+/// Says that Tier-3 has once more what it lacked, from what this daemon knows.
+pub(super) fn note_repaired(shared: &Shared, path: String, what: String, how: &str, verify: &mut Verify) {
+    tracing::warn!(path, what, how, "what Tier-3 lacked is there again");
+    let said = format!("{what}; {how}");
+    shared.events.add(shared.now_ns(), EventLevel::Warn, "repaired", Some(path.clone()), said);
+    verify.repaired.push(VerifyRepair { path, copy: "object".to_owned(), what, from: "host".to_owned() });
+}
 
+impl Node {
     /// Checks the copies of everything at or below `place`, and the documents of the checkpoint in which it lies.
     ///
     /// - Host copies are read whole; objects are asked for their size.
@@ -221,17 +227,17 @@ impl Node {
         let mut unmended = Vec::new();
         // Documents that name the bytes come first: without them no start finds the bytes, and what was lost together goes to
         // Tier-3 as one.
-        self.verify_names(&place, &mut verify, &mut unmended).await?;
-        self.verify_proofs(place.clone(), &mut verify, &mut unmended).await?;
+        NamesAtRest { node: self }.verify(&place, &mut verify, &mut unmended).await?;
+        Proofs { node: self }.verify(place.clone(), &mut verify, &mut unmended).await?;
         verify.broken.extend(unmended.iter().cloned());
         let below = place.clone();
-        let removed = if deep { self.removed_stored(&place, &mut verify).await? } else { Vec::new() };
+        let removed = if deep { removed_stored(self, &place, &mut verify).await? } else { Vec::new() };
         let (mut targets, unsealed, held) = self
             .ask(move |engine| {
                 (
-                    engine.inventory().targets_and_stored(&below),
-                    engine.verify_scope().unsealed(&below),
-                    engine.health().writes_nothing(),
+                    Inventory { engine }.targets_and_stored(&below),
+                    VerifyScope { engine }.unsealed(&below),
+                    engine.tier3_away.why_nothing_is_written(&engine.shared, &engine.rights),
                 )
             })
             .await?;
@@ -249,7 +255,7 @@ impl Node {
             let Listed { target, bad, suspects, .. } = listed;
             let host = if target.host { Some(scrub(shared, target.clone()).await) } else { None };
             let deep = reads_all(deep, bad.is_some(), host.as_ref());
-            let objects = self.check_objects(&target, &suspects, deep, held).await;
+            let objects = Objects { node: self }.check_objects(&target, &suspects, deep, held).await;
             let peers = check_peers(shared, &target, deep).await;
             Found { target, bad, deep, host, objects, peers }
         });
@@ -258,7 +264,7 @@ impl Node {
         while let Some(found) = looked.next().await {
             done_files += 1;
             let now = Some(found.target.path.clone());
-            match self.ask(move |engine| engine.take_in(found)).await? {
+            match self.ask(move |engine| take_in(engine, found)).await? {
                 Some(found) => {
                     verify.bytes += found.target.size_bytes;
                     add(&mut verify, &found);
@@ -273,14 +279,20 @@ impl Node {
         verify.repaired.sort_by(|a, b| a.path.cmp(&b.path));
         verify.broken.sort_by(|a, b| a.path.cmp(&b.path));
         verify.unchecked.sort_by(|a, b| a.path.cmp(&b.path));
-        self.ask(move |engine| engine.note_unmended(&place, unmended)).await?;
+        let note = move |engine: &mut Engine| {
+            let by_path = ByPath { shared: &engine.shared, ledger: &engine.ledger };
+            engine.scrub.note_unmended(by_path, &place, unmended);
+        };
+        self.ask(note).await?;
         Some(verify)
     }
+}
 
+impl Objects<'_> {
     /// Tries once more, until `until`, to write objects again that are known to be bad and lie at or below `place`. Costs a read and a
     /// write of each known one. If Tier-3 does not answer, the rest is left as it is. Documents are for `verify`, which reads all of
     /// them.
-    pub(super) async fn mend_known(&self, place: &[u8], until: Option<Instant>) -> Option<()> {
+    pub(super) async fn mend_known(self, place: &[u8], until: Option<Instant>) -> Option<()> {
         let mending = self.mend_all_known(place);
         match until {
             None => mending.await,
@@ -289,22 +301,29 @@ impl Node {
         }
     }
 
-    async fn mend_all_known(&self, place: &[u8]) -> Option<()> {
+    async fn mend_all_known(self, place: &[u8]) -> Option<()> {
         let below = place.to_vec();
         let (objects, held) = self
-            .ask(move |engine| (engine.bad_copies().known_bad(&below), engine.health().writes_nothing()))
+            .node
+            .ask(move |engine| {
+                (
+                    BadCopies { engine }.known_bad(&below),
+                    engine.tier3_away.why_nothing_is_written(&engine.shared, &engine.rights),
+                )
+            })
             .await?;
         for Listed { target, suspects, .. } in objects {
             let of = (target.file, target.seal);
             let objects = self.check_objects(&target, &suspects, false, held.as_deref()).await;
             let away = objects.iter().any(|(_, object)| matches!(object, ObjectFound::Away(_)));
             if objects.iter().any(|(_, object)| object.is_read()) {
-                self.shared().restorer.losses.mend(of.0, of.1);
+                self.node.shared().restorer.losses.mend(of.0, of.1);
             }
             let found = Found { target, bad: None, deep: false, host: None, objects, peers: Vec::new() };
-            let noted = self.ask(move |engine| {
-                if let Some(found) = engine.what_counts(found) {
-                    engine.scrub.note_verified(&engine.shared, &found);
+            let noted = self.node.ask(move |engine| {
+                let (scrub, still_counts) = findings(engine);
+                if let Some(found) = scrub.what_counts(still_counts, found) {
+                    scrub.note_verified(still_counts.shared, &found);
                 }
                 engine.tier3_away.is_away()
             });
@@ -320,7 +339,7 @@ impl Node {
     /// which a matching size proves nothing. `held`: why nothing is written to Tier-3. Objects retired meanwhile are not written;
     /// they still count as bad where the tree shows them.
     async fn check_objects(
-        &self,
+        self,
         target: &Target,
         suspects: &BTreeSet<String>,
         deep: bool,
@@ -369,12 +388,12 @@ impl Node {
 
     /// Writes an object again and reads it back. Gives where the good bytes came from: `host`, `object` or `peer NODE`.
     async fn mend(
-        &self,
+        self,
         target: &Target,
         object: &ObjectCopy,
         good: Option<&ObjectCopy>,
     ) -> Result<String, String> {
-        let shared = self.shared();
+        let shared = self.node.shared();
         let mut tried = Vec::new();
         // A copy that turns out bad on the way is not the last one.
         for source in ["host", "peer", "object"] {
@@ -424,8 +443,8 @@ impl Node {
     }
 
     /// Returns the bytes of a good object in memory of their own.
-    async fn landed(&self, target: &Target, good: &ObjectCopy) -> Result<SealPin, String> {
-        let shared = self.shared();
+    async fn landed(self, target: &Target, good: &ObjectCopy) -> Result<SealPin, String> {
+        let shared = self.node.shared();
         let landing = shared
             .namespace
             .room()
@@ -444,12 +463,12 @@ impl Node {
     }
 
     async fn check_object(
-        &self,
+        self,
         target: &Target,
         object: &ObjectCopy,
         deep: bool,
     ) -> Result<(), ObjectProblem> {
-        let store = &self.shared().drain.store;
+        let store = &self.node.shared().drain.store;
         let away = |error: StoreError| match error {
             StoreError::NotFound { .. } | StoreError::Range { .. } | StoreError::Damaged { .. } => {
                 ObjectProblem::Bad(error_text(&error))
@@ -469,7 +488,8 @@ impl Node {
         if !deep {
             return Ok(());
         }
-        let mismatch = || self.shared().metrics.verify_mismatches.get_or_create(&[("copy", "object")]).inc();
+        let mismatch =
+            || self.node.shared().metrics.verify_mismatches.get_or_create(&[("copy", "object")]).inc();
         for chunk in 0..layout.chunks() {
             let bytes = store.get_range(&object.key, layout.object_range(chunk)).await.map_err(away)?;
             let layout = Arc::clone(&layout);
@@ -493,6 +513,17 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// Borrows the memory of findings, beside what says whether one still counts.
+fn findings(engine: &mut Engine) -> (&mut Scrub, StillCounts<'_>) {
+    let Engine { shared, ledger, gc, scrub, .. } = engine;
+    (scrub, StillCounts { shared, ledger, gc })
+}
+
+fn take_in(engine: &mut Engine, found: Found) -> Option<Found> {
+    let (scrub, still_counts) = findings(engine);
+    scrub.take_in(still_counts, found)
 }
 
 impl Scrub {
@@ -534,37 +565,36 @@ impl Scrub {
     }
 }
 
-impl Engine {
+impl Scrub {
     /// Records the findings about a file and their consequences, and returns those that still count. Runs between two events of the
     /// loop, so that no retirement begins meanwhile.
-    fn take_in(&mut self, found: Found) -> Option<Found> {
-        let found = self.what_counts(found)?;
+    fn take_in(&mut self, still_counts: StillCounts<'_>, found: Found) -> Option<Found> {
+        let found = self.what_counts(still_counts, found)?;
         let (file, seal) = (found.target.file, found.target.seal);
         match lost(&found) {
             Some(lost) => {
-                self.shared.restorer.losses.note(file, seal, format!("{}: {}", lost.path, lost.what))
+                still_counts.shared.restorer.losses.note(file, seal, format!("{}: {}", lost.path, lost.what))
             }
             None if found.objects.iter().any(|(_, object)| object.is_read()) => {
-                self.shared.restorer.losses.mend(file, seal);
+                still_counts.shared.restorer.losses.mend(file, seal);
             }
             None => {}
         }
-        self.scrub.note_verified(&self.shared, &found);
+        self.note_verified(still_counts.shared, &found);
         Some(found)
     }
 
     /// Returns those findings about a file that still count. Since the listing, retention, a person or the job may have retired
     /// some of its objects, or all. Earlier findings about the retired ones are forgotten.
-    fn what_counts(&mut self, mut found: Found) -> Option<Found> {
+    fn what_counts(&mut self, still_counts: StillCounts<'_>, mut found: Found) -> Option<Found> {
         let of = (found.target.file, found.target.seal);
         let listed = found.objects.len();
         let (objects, given_up) = found.objects.into_iter().partition::<Vec<_>, _>(|(object, result)| {
-            !matches!(result, ObjectFound::GivenUp)
-                && self.still_counts().counts(of, &object.key) != Counts::No
+            !matches!(result, ObjectFound::GivenUp) && still_counts.counts(of, &object.key) != Counts::No
         });
         found.objects = objects;
         for (object, _) in given_up {
-            self.scrub.bad_objects.remove(&(of.0, of.1, object.key));
+            self.bad_objects.remove(&(of.0, of.1, object.key));
         }
         if !found.objects.is_empty() {
             return Some(found);
@@ -572,7 +602,7 @@ impl Engine {
         // Another object, not examined yet, may stand for it by now. A good host copy says enough.
         let host = found.host.as_ref().map(|host| &host.found);
         let is_good = matches!(host, Some(HostFound::Good | HostFound::Healed { .. }));
-        (self.shared.is_held(of) && (listed == 0 || is_good)).then_some(found)
+        (still_counts.shared.is_held(of) && (listed == 0 || is_good)).then_some(found)
     }
 }
 

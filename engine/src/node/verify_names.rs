@@ -8,6 +8,8 @@
 use crate::node::book::LooseStage;
 use crate::node::flush::{FlushOutcome, Waits};
 use crate::node::run::{Engine, Node};
+use crate::node::verify::note_repaired;
+use crate::node::verify_scope::VerifyScope;
 use crate::restore::locate::{FormatProblem, document};
 use futures::stream;
 use futures::stream::StreamExt;
@@ -97,23 +99,30 @@ impl Named {
     }
 }
 
-impl Node {
+/// Reading the documents that hold names, and having bad ones sent again.
+#[derive(Clone, Copy)]
+pub(super) struct NamesAtRest<'a> {
+    pub(super) node: &'a Node,
+}
+
+impl NamesAtRest<'_> {
     /// Adds to `verify` what Tier-3 does not say of the names at or below `place`; `unmended` gets what stays so.
-    pub(super) async fn verify_names(
-        &self,
+    pub(super) async fn verify(
+        self,
         place: &[u8],
         verify: &mut Verify,
         unmended: &mut Vec<BrokenInvariant>,
     ) -> Option<()> {
         let below = place.to_vec();
         let (named, not_believed) = self
+            .node
             .ask(move |engine| {
-                (engine.verify_scope().named_below(&below), engine.verify_scope().not_believed(&below))
+                (VerifyScope { engine }.named_below(&below), VerifyScope { engine }.not_believed(&below))
             })
             .await?;
         verify.broken.extend(not_believed);
         let looked = named.into_iter().map(|named| async move {
-            let found = self.look_at_name(&named).await;
+            let found = self.look_at(&named).await;
             (named, found)
         });
         let mut looked = stream::iter(looked).buffer_unordered(READS_IN_FLIGHT);
@@ -133,8 +142,8 @@ impl Node {
     }
 
     /// Reads a document and returns what is wrong with it.
-    async fn look_at_name(&self, named: &Named) -> Result<Option<String>, StoreError> {
-        let (store, key) = (&self.shared().drain.store, named.key());
+    async fn look_at(self, named: &Named) -> Result<Option<String>, StoreError> {
+        let (store, key) = (&self.node.shared().drain.store, named.key());
         let unread = |why: FormatProblem| match why {
             FormatProblem::Missing => format!("{key} is not there"),
             why => format!("{key}: {}", error_text(&why)),
@@ -150,7 +159,7 @@ impl Node {
 
     /// Waits, up to a limit, until Tier-3 has what it lacks.
     async fn send_again(
-        &self,
+        self,
         place: &[u8],
         bad: Vec<(Named, String)>,
         verify: &mut Verify,
@@ -158,7 +167,7 @@ impl Node {
     ) -> Option<()> {
         let until = Instant::now() + AGAIN_WITHIN;
         let (place, begun) = (place.to_vec(), bad.clone());
-        let begun = self.ask(move |engine| engine.send_again(place, begun, until)).await?;
+        let begun = self.node.ask(move |engine| engine.send_again(place, begun, until)).await?;
         let (mut left, _waiting) = match begun {
             Ok((left, waiting)) => (left, waiting),
             Err(why) => {
@@ -170,8 +179,9 @@ impl Node {
         loop {
             let asked: Vec<_> = left.iter().map(|(named, _)| named.clone()).collect();
             let states = self
+                .node
                 .ask(move |engine| {
-                    asked.iter().map(|named| engine.verify_scope().is_sent_again(named)).collect::<Vec<_>>()
+                    asked.iter().map(|named| VerifyScope { engine }.is_sent_again(named)).collect::<Vec<_>>()
                 })
                 .await?;
             let is_over = Instant::now() >= until;
@@ -180,7 +190,13 @@ impl Node {
                 match state {
                     Again::Gone => {}
                     Again::Done => {
-                        self.note_repaired(named.path(), what, "it was sent to Tier-3 again", verify);
+                        note_repaired(
+                            self.node.shared(),
+                            named.path(),
+                            what,
+                            "it was sent to Tier-3 again",
+                            verify,
+                        );
                     }
                     Again::Waits(why) if is_over => unmended.push(still_broken(&named, &what, &why)),
                     Again::Waits(_) => waits.push((named, what)),
@@ -206,36 +222,37 @@ fn still_broken(named: &Named, what: &str, why: &str) -> BrokenInvariant {
 /// Begun, and the flush that hurries it; or why nothing is.
 type Begun = Result<(Vec<(Named, String)>, oneshot::Receiver<FlushOutcome>), String>;
 
+/// Takes it that Tier-3 lacks one of these. Returns false if it was superseded.
+fn begin_again(engine: &mut Engine, named: &Named) -> bool {
+    match named {
+        Named::Tree { number } => {
+            let stands = engine.tree.in_tier3() == Some(*number);
+            if stands {
+                engine.tree.write_again(&mut engine.ledger);
+            }
+            stands
+        }
+        Named::Loose { path, generation, of, .. } => {
+            let book = engine.ledger.loose.get_mut(path).filter(|book| book.described == Some(*generation));
+            let Some(book) = book.filter(|book| book.uploaded() == Some(*of)) else { return false };
+            book.stage = LooseStage::Idle;
+            book.described = None;
+            // Nothing is shared with what may be gone, too.
+            (book.stored, book.read) = (None, None);
+            engine.scrub.bad_objects.retain(|(file, seal, _), _| (*file, *seal) != *of);
+            engine.ledger.loose_due.insert(path.clone());
+            true
+        }
+    }
+}
+
 impl Engine {
     /// Takes it that Tier-3 lacks these. Gives those that are not superseded.
     fn send_again(&mut self, place: Vec<u8>, bad: Vec<(Named, String)>, until: Instant) -> Begun {
-        if let Some(why) = &self.fenced {
+        if let Some(why) = &self.rights.fenced {
             return Err(format!("this node writes nothing to Tier-3: {why}"));
         }
-        let begun: Vec<_> = bad.into_iter().filter(|(named, _)| self.begin_again(named)).collect();
+        let begun: Vec<_> = bad.into_iter().filter(|(named, _)| begin_again(self, named)).collect();
         Ok((begun, self.begin_flush(place, Some(until), Told::No, Waits::Caller)))
-    }
-
-    fn begin_again(&mut self, named: &Named) -> bool {
-        match named {
-            Named::Tree { number } => {
-                let stands = self.tree.in_tier3() == Some(*number);
-                if stands {
-                    self.tree.write_again(&mut self.ledger);
-                }
-                stands
-            }
-            Named::Loose { path, generation, of, .. } => {
-                let book = self.ledger.loose.get_mut(path).filter(|book| book.described == Some(*generation));
-                let Some(book) = book.filter(|book| book.uploaded() == Some(*of)) else { return false };
-                book.stage = LooseStage::Idle;
-                book.described = None;
-                // Nothing is shared with what may be gone, too.
-                (book.stored, book.read) = (None, None);
-                self.scrub.bad_objects.retain(|(file, seal, _), _| (*file, *seal) != *of);
-                self.ledger.loose_due.insert(path.clone());
-                true
-            }
-        }
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::node::answer::{Listed, stored_target};
 use crate::node::run::Node;
+use crate::node::verify_scope::VerifyScope;
 use crate::restore::locate::FormatProblem;
 use crate::save::generations::{self, GiveUpError};
 use futures::stream;
@@ -18,43 +19,41 @@ use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify};
 /// Names examined at once, each a listing and the reads of its sidecars: hides the round trip.
 const NAMES_IN_FLIGHT: usize = 8;
 
-impl Node {
-    /// Lists what `undelete` would bring back at or below `place`. Unreadable parts are added to `verify`. Costs a listing for
-    /// each removed name, and a read of each of its sidecars.
-    pub(super) async fn removed_stored(&self, place: &[u8], verify: &mut Verify) -> Option<Vec<Listed>> {
-        let below = place.to_vec();
-        let removed = self.ask(move |engine| engine.verify_scope().removed_below(&below)).await?;
-        let drain = &self.shared().drain;
-        let reads = removed.into_iter().map(|(path, newest)| async move {
-            let found = generations::read_all(drain, &path, newest).await;
-            (path, found)
-        });
-        let mut reads = stream::iter(reads).buffer_unordered(NAMES_IN_FLIGHT);
-        let mut stored = Vec::new();
-        while let Some((path, found)) = reads.next().await {
-            let (found, unreadable) = match found {
-                Ok(found) => found,
-                Err(error) => {
-                    verify.away = true;
-                    let what = error_text(&error);
-                    verify.unchecked.push(Unrecoverable { path: path.to_string(), what });
-                    continue;
-                }
-            };
-            let unreadable = unreadable.filter(|why| !is_given_up(why));
-            verify.broken.extend(unreadable.map(|why| not_described(&path, &why)));
-            let held: Vec<_> = found.sidecars.iter().map(generations::held).collect();
-            let wanted = loose::wanted(&held);
-            let sidecar = found.sidecars.iter().find(|sidecar| Some(sidecar.generation) == wanted);
-            stored.extend(sidecar.map(|sidecar| Listed {
-                target: stored_target(&sidecar.file, ObjectCopy::of(&sidecar.file)),
-                checkpoint: None,
-                bad: None,
-                suspects: BTreeSet::new(),
-            }));
-        }
-        Some(stored)
+/// Lists what `undelete` would bring back at or below `place`. Unreadable parts are added to `verify`. Costs a listing for
+/// each removed name, and a read of each of its sidecars.
+pub(super) async fn removed_stored(node: &Node, place: &[u8], verify: &mut Verify) -> Option<Vec<Listed>> {
+    let below = place.to_vec();
+    let removed = node.ask(move |engine| VerifyScope { engine }.removed_below(&below)).await?;
+    let drain = &node.shared().drain;
+    let reads = removed.into_iter().map(|(path, newest)| async move {
+        let found = generations::read_all(drain, &path, newest).await;
+        (path, found)
+    });
+    let mut reads = stream::iter(reads).buffer_unordered(NAMES_IN_FLIGHT);
+    let mut stored = Vec::new();
+    while let Some((path, found)) = reads.next().await {
+        let (found, unreadable) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                verify.away = true;
+                let what = error_text(&error);
+                verify.unchecked.push(Unrecoverable { path: path.to_string(), what });
+                continue;
+            }
+        };
+        let unreadable = unreadable.filter(|why| !is_given_up(why));
+        verify.broken.extend(unreadable.map(|why| not_described(&path, &why)));
+        let held: Vec<_> = found.sidecars.iter().map(generations::held).collect();
+        let wanted = loose::wanted(&held);
+        let sidecar = found.sidecars.iter().find(|sidecar| Some(sidecar.generation) == wanted);
+        stored.extend(sidecar.map(|sidecar| Listed {
+            target: stored_target(&sidecar.file, ObjectCopy::of(&sidecar.file)),
+            checkpoint: None,
+            bad: None,
+            suspects: BTreeSet::new(),
+        }));
     }
+    Some(stored)
 }
 
 /// Whether retention removed it since it was listed.

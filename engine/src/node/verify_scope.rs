@@ -3,6 +3,8 @@
 //! Owns: which those are. Does not own: examining them (`verify`, `verify_names`, `verify_removed`).
 
 use crate::node::flush::covers;
+use crate::node::inventory::Inventory;
+use crate::node::outstanding::Outstanding;
 use crate::node::recover::Knows;
 use crate::node::run::Engine;
 use crate::node::verify::{Unsealed, why_unsealed};
@@ -23,7 +25,7 @@ pub(crate) struct VerifyScope<'a> {
 impl<'a> VerifyScope<'a> {
     /// Returns what Tier-3 must say of the names at or below `place`.
     pub(crate) fn named_below(self, place: &[u8]) -> Vec<Named> {
-        if self.engine.knows != Knows::All {
+        if self.engine.rights.knows != Knows::All {
             return Vec::new();
         }
         let loose = self.engine.ledger.loose.iter().filter(|(path, _)| covers(place, path.as_bytes()));
@@ -72,9 +74,7 @@ impl<'a> VerifyScope<'a> {
                 None => Again::Gone,
                 Some(book) if book.described.is_some() => Again::Done,
                 Some(book) => {
-                    let lack = self
-                        .engine
-                        .outstanding()
+                    let lack = Outstanding { engine: self.engine }
                         .lack_of(path, book, None, Instant::now())
                         .map(|lack| lack.what);
                     Again::Waits(lack.unwrap_or_else(|| "it is on its way to Tier-3 again".to_owned()))
@@ -85,7 +85,7 @@ impl<'a> VerifyScope<'a> {
 
     /// Names of files outside checkpoints that were removed at or below `place`, each with the newest generation that was begun.
     pub(crate) fn removed_below(self, place: &[u8]) -> Vec<(RelPath, Generation)> {
-        if self.engine.knows != Knows::All {
+        if self.engine.rights.knows != Knows::All {
             return Vec::new();
         }
         let removed =
@@ -95,9 +95,9 @@ impl<'a> VerifyScope<'a> {
 
     /// Returns the files of the tree at or below `place` that have no checksum yet.
     pub(crate) fn unsealed(self, place: &[u8]) -> Vec<Unsealed> {
-        let unsealed = self.engine.inventory().files_at(place).filter_map(|(path, view, _)| {
+        let unsealed = Inventory { engine: self.engine }.files_at(place).filter_map(|(path, view, _)| {
             let why = why_unsealed(&view.state)?;
-            let (path, size_bytes) = (path.to_string(), self.engine.inventory().size_now(view));
+            let (path, size_bytes) = (path.to_string(), Inventory { engine: self.engine }.size_now(view));
             Some(Unsealed { path, size_bytes, host: view.host, why })
         });
         unsealed.collect()

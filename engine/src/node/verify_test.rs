@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::node::book::{Book, Number, VersionBook};
+use crate::node::inventory::Inventory;
 use crate::node::recover::Recovered;
 use crate::node::run::NodeParts;
 use crate::node::schedule::{shared_over, tier1};
@@ -182,14 +183,14 @@ fn node(store: &Arc<dyn Store>, tier1: &Arc<tidemark_tier1::Tier1>) -> Node {
 
 /// Returns the one file that there is to verify.
 async fn listed(node: &Node) -> Listed {
-    let mut listed = node.ask(|engine| engine.inventory().targets_and_stored(b"")).await.unwrap();
+    let mut listed = node.ask(|engine| Inventory { engine }.targets_and_stored(b"")).await.unwrap();
     assert_eq!(listed.len(), 1, "{listed:?}");
     listed.remove(0)
 }
 
 async fn look(node: &Node, listed: &Listed) -> Found {
     let target = listed.target.clone();
-    let objects = node.check_objects(&target, &listed.suspects, true, None).await;
+    let objects = Objects { node }.check_objects(&target, &listed.suspects, true, None).await;
     Found { target, bad: None, deep: true, host: None, objects, peers: Vec::new() }
 }
 
@@ -197,7 +198,7 @@ async fn look(node: &Node, listed: &Listed) -> Found {
 async fn told(node: &Node, found: Found) -> (Option<Verify>, bool) {
     let (found, remembers) = node
         .ask(move |engine| {
-            let found = engine.take_in(found);
+            let found = take_in(engine, found);
             let is_lost = engine.shared.restorer.losses.why(FILE, SEAL).is_some();
             let is_bad = !engine.scrub.bad_objects.is_empty() || !engine.scrub.unmended.is_empty();
             (found, is_lost || is_bad)
@@ -221,7 +222,7 @@ async fn bytes_that_are_missing_because_their_version_was_retired_are_no_finding
 
     let retire = |engine: &mut Engine| {
         engine.scrub.unmended.push(("r/step1.pt".into(), "its record is not there".into()));
-        engine.forget_version(&checkpoint_id(), NUMBER, "a test");
+        engine.versions().forget_version(&checkpoint_id(), NUMBER, "a test");
     };
     node.ask(retire).await.unwrap();
     let (verify, remembers) = told(&node, second).await;
@@ -229,7 +230,7 @@ async fn bytes_that_are_missing_because_their_version_was_retired_are_no_finding
     let third = look(&node, &listed).await;
     assert!(matches!(third.objects[0].1, ObjectFound::GivenUp), "it was given up before the look");
     assert!(told(&node, third).await.0.is_none());
-    assert!(node.ask(|engine| engine.inventory().targets_and_stored(b"").is_empty()).await.unwrap());
+    assert!(node.ask(|engine| Inventory { engine }.targets_and_stored(b"").is_empty()).await.unwrap());
     node.stop();
 }
 

@@ -1,31 +1,24 @@
-//! Parts of the loop's state, borrowed by callers that ask about one thing.
+//! Parts of the loop's state, borrowed by what asks about one thing or does one thing.
 //!
-//! Owns: which parts each view borrows. Does not own: what a view answers; each stands in the file that it is about.
+//! Owns: which parts each of these may read, and which it may change. Does not own: what is answered or done; each stands in the file that
+//! it is about.
 
-use crate::node::attributes::XattrAnswers;
+use crate::node::advance::Versions;
 use crate::node::book::BookLookup;
 use crate::node::by_path::ByPath;
-use crate::node::damage::BadCopies;
+use crate::node::gc::Retiring;
+use crate::node::generations::Sifting;
 use crate::node::given_up::StillCounts;
-use crate::node::inventory::Inventory;
-use crate::node::outstanding::Outstanding;
+use crate::node::loose::LooseFiles;
 use crate::node::pending::Saves;
-use crate::node::problems::NodeHealth;
-use crate::node::recovery::Standings;
 use crate::node::rescue::PartialSaves;
 use crate::node::run::Engine;
 use crate::node::select::Selection;
-use crate::node::show::Showing;
-use crate::node::tiers::Tiers;
-use crate::node::tree_now::TreeNow;
 use crate::node::verdicts::Retention;
-use crate::node::verify_scope::VerifyScope;
-use crate::node::visibility::fallbacks::Fallbacks;
-use crate::node::visibility::noted::Removals;
+use crate::node::visibility::Shielding;
 use crate::node::visibility::sessions::Sessions;
 use crate::node::visibility::tree_names::TreeNames;
 use crate::node::visibility::unwritten::Beginnings;
-use crate::node::why::Reasons;
 
 impl Engine {
     pub(crate) fn books(&self) -> BookLookup<'_> {
@@ -48,93 +41,81 @@ impl Engine {
         Sessions { shared: &self.shared, ledger: &self.ledger }
     }
 
-    pub(crate) fn fallbacks(&self) -> Fallbacks<'_> {
-        Fallbacks { shared: &self.shared, ledger: &self.ledger, gc: &self.gc }
-    }
-
     pub(crate) fn saves(&self) -> Saves<'_> {
-        Saves {
-            shared: &self.shared,
-            ledger: &self.ledger,
-            gc: &self.gc,
-            visibility: &self.visibility,
-            draining: self.draining,
-            grace_until: self.grace_until,
-        }
+        let Self { shared, ledger, gc, visibility, rights, .. } = self;
+        Saves { shared, ledger, gc, visibility, rights }
     }
 
     pub(crate) fn retention(&self) -> Retention<'_> {
-        Retention {
-            shared: &self.shared,
-            ledger: &self.ledger,
-            gc: &self.gc,
-            visibility: &self.visibility,
-            said_later: &self.said_later,
-        }
+        let Self { shared, ledger, gc, visibility, said_later, .. } = self;
+        Retention { shared, ledger, gc, visibility, said_later }
     }
 
     pub(crate) fn still_counts(&self) -> StillCounts<'_> {
         StillCounts { shared: &self.shared, ledger: &self.ledger, gc: &self.gc }
     }
 
-    pub(crate) fn inventory(&self) -> Inventory<'_> {
-        Inventory { engine: self }
-    }
-
-    pub(crate) fn bad_copies(&self) -> BadCopies<'_> {
-        BadCopies { engine: self }
-    }
-
-    pub(crate) fn showing(&self) -> Showing<'_> {
-        Showing { engine: self }
-    }
-
-    pub(crate) fn reasons(&self) -> Reasons<'_> {
-        Reasons { engine: self }
-    }
-
-    pub(crate) fn health(&self) -> NodeHealth<'_> {
-        NodeHealth { engine: self }
-    }
-
-    pub(crate) fn tiers_now(&self) -> Tiers<'_> {
-        Tiers { engine: self }
-    }
-
-    pub(crate) fn standings(&self) -> Standings<'_> {
-        Standings { engine: self }
-    }
-
-    pub(crate) fn tree_now(&self) -> TreeNow<'_> {
-        TreeNow { engine: self }
-    }
-
     pub(crate) fn beginnings(&self) -> Beginnings<'_> {
-        Beginnings { engine: self }
-    }
-
-    pub(crate) fn removals_noted(&self) -> Removals<'_> {
-        Removals {
-            shared: &self.shared,
-            ledger: &self.ledger,
-            visibility: &self.visibility,
-            file_jobs: &self.file_jobs,
-        }
-    }
-
-    pub(crate) fn outstanding(&self) -> Outstanding<'_> {
-        Outstanding { engine: self }
+        let Self { shared, ledger, visibility, flushes, rights, .. } = self;
+        Beginnings { shared, ledger, visibility, flushes, rights }
     }
 
     pub(crate) fn rescues(&self) -> PartialSaves<'_> {
         PartialSaves { engine: self }
     }
 
-    pub(crate) fn verify_scope(&self) -> VerifyScope<'_> {
-        VerifyScope { engine: self }
+    pub(crate) fn versions(&mut self) -> Versions<'_> {
+        let Self { shared, ledger, backlog, jobs, tree, gc, tier3_away, rights, flushes, scrub, .. } = self;
+        Versions { shared, ledger, backlog, jobs, tree, gc, tier3_away, rights, flushes, scrub }
     }
 
-    pub(crate) fn xattr_answers(&self) -> XattrAnswers<'_> {
-        XattrAnswers { engine: self }
+    pub(crate) fn shielding(&mut self) -> Shielding<'_> {
+        let Self {
+            shared, ledger, visibility, gc, said_later, tree, file_jobs, jobs, flushes, rights, ..
+        } = self;
+        Shielding { shared, ledger, visibility, gc, said_later, tree, file_jobs, jobs, flushes, rights }
+    }
+
+    pub(crate) fn retiring(&mut self) -> Retiring<'_> {
+        let Self { shared, ledger, gc, said_later, jobs, tier3_away, rights, visibility, flushes, .. } = self;
+        Retiring { shared, ledger, gc, said_later, jobs, tier3_away, rights, visibility, flushes }
+    }
+
+    pub(crate) fn sifting(&mut self) -> Sifting<'_> {
+        let Self { shared, ledger, generations, jobs, scrub, rights, tree, gc, tier3_away, flushes, .. } =
+            self;
+        Sifting { shared, ledger, generations, jobs, scrub, rights, tree, gc, tier3_away, flushes }
+    }
+
+    pub(crate) fn loose_files(&mut self) -> LooseFiles<'_> {
+        let Self {
+            shared,
+            ledger,
+            loose_in_flight: in_flight,
+            jobs,
+            file_jobs,
+            generations,
+            tree,
+            tier3_away,
+            visibility,
+            gc,
+            flushes,
+            rights,
+            ..
+        } = self;
+        LooseFiles {
+            shared,
+            ledger,
+            in_flight,
+            jobs,
+            file_jobs,
+            generations,
+            tree,
+            tier3_away,
+            visibility,
+            gc,
+            flushes,
+            rights,
+        }
     }
 }

@@ -4,7 +4,9 @@
 
 use crate::node::book::Book;
 use crate::node::decide;
+use crate::node::inventory::Inventory;
 use crate::node::run::{Engine, Node};
+use crate::node::visibility::fallbacks::Fallbacks;
 use std::collections::BTreeMap;
 use tidemark_namespace::{FileView, fate_of, path_of_torn};
 use tidemark_protocol::evidence::Fate;
@@ -18,7 +20,7 @@ impl Node {
     /// Returns what is known about the checkpoint that a path belongs to, or about a file outside any. The outer `None`: the loop
     /// has stopped. The inner one: nothing is known.
     pub async fn why(&self, place: Vec<u8>) -> Option<Option<Why>> {
-        self.ask(move |engine| engine.reasons().why(&place)).await
+        self.ask(move |engine| Reasons { engine }.why(&place)).await
     }
 }
 
@@ -53,7 +55,7 @@ impl<'a> Reasons<'a> {
             return Some(self.answer(path, (CheckpointState::Torn, why), (false, sight), true, &files, None));
         }
         let Some(book) = found else { return self.why_loose(place) };
-        let row = self.engine.inventory().standing_row(book)?;
+        let row = Inventory { engine: self.engine }.standing_row(book)?;
         let version = book.versions.get(&(row.timeline, row.version));
         let verdict = match version {
             Some(version) if version.checkpoint.why_unreadable().is_some() => {
@@ -78,7 +80,8 @@ impl<'a> Reasons<'a> {
             None => self.engine.visibility.why_in_sight(&book.id).map(str::to_owned),
         };
         let sight = (in_sight, sight);
-        let fallback = self.engine.fallbacks().has_fallback(&book.id);
+        let Engine { shared, ledger, gc, .. } = self.engine;
+        let fallback = Fallbacks { shared, ledger, gc }.has_fallback(&book.id);
         Some(self.answer(row.path, (row.state, verdict), sight, fallback, &files, Some(book)))
     }
 

@@ -6,21 +6,21 @@
 
 use crate::node::book::{Book, Number};
 use crate::node::recover::{Names, shown};
-use crate::node::run::Engine;
+use crate::node::visibility::Shielding;
 use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::torn::names_of;
-use crate::node::visibility::tracker::Wrong;
+use crate::node::visibility::tracker::{Trackers, Wrong};
 use std::time::Instant;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::shield::Named;
 
-impl Engine {
+impl Trackers<'_> {
     /// Queues versions for [`Self::follow_kept`] that the tree does not show because their marker or manifest is damaged: a tracker may
     /// name one.
     pub(crate) fn follow_unreadable(&mut self, names: Names) {
-        if self.shields_nothing() || names == Names::Kept {
+        if self.rights.shields_nothing() || names == Names::Kept {
             return;
         }
         let unshown = self.ledger.books.values().filter_map(|book| {
@@ -32,10 +32,51 @@ impl Engine {
         self.visibility.kept.extend(unshown);
     }
 
+    /// Examines the trackers beside the queued versions, once it is known what they may name.
+    pub(crate) fn follow_kept(&mut self, now: Instant) {
+        let early = !self.ledger.has_seen_tree || self.visibility.rests(&Subject::FollowersOfKept, now);
+        if self.visibility.kept.is_empty() || early {
+            return;
+        }
+        self.visibility.timetable.ask_again(Subject::FollowersOfKept, now, None);
+        for (id, number) in std::mem::take(&mut self.visibility.kept) {
+            if !self.follow_at_start(&id, number) {
+                self.visibility.kept.push((id, number));
+            }
+        }
+    }
+
+    /// Makes the trackers beside a version name a whole checkpoint. Returns whether all trackers could be examined.
+    fn follow_at_start(&mut self, id: &CheckpointId, number: Number) -> bool {
+        let of_run = self.ledger.books.values().filter(|book| book.id.run == id.run);
+        let is_known = |book: &Book| {
+            book.candidate.is_some()
+                || book.committed().is_none()
+                || self.shared.namespace.nodes().node_at(&book.path()).is_none()
+        };
+        if !of_run.clone().all(is_known) {
+            return false;
+        }
+        let record = self.books().version(id, number).record();
+        let (framework, step) = (record.framework.clone(), record.step.map(|step| step.0));
+        let mut all = true;
+        for (path, view, holds) in self.books().trackers_of(id, &framework).collect::<Vec<_>>() {
+            if view.host {
+                all &= self.mend(id, Wrong::Hidden(Named::of(id, step)), &path, &view, holds);
+            } else {
+                self.file_jobs.fetch(self.shared, self.jobs, view.node);
+                all = false;
+            }
+        }
+        all
+    }
+}
+
+impl Shielding<'_> {
     /// Hides the partial versions that the last stop kept. Runs before the mount is there. `Names::Kept` leaves names where the last
     /// daemon, or a person, put them.
     pub(crate) fn hide_kept(&mut self, names: Names) {
-        if self.shields_nothing() {
+        if self.rights.shields_nothing() {
             return;
         }
         let is_partial = |book: &Book| {
@@ -73,44 +114,5 @@ impl Engine {
             // Hidden by the daemon, not removed by the job.
             self.visibility.out_of_sight.insert((id, number));
         }
-    }
-
-    /// Examines the trackers beside the queued versions, once it is known what they may name.
-    pub(crate) fn follow_kept(&mut self, now: Instant) {
-        let early = !self.ledger.has_seen_tree || self.visibility.rests(&Subject::FollowersOfKept, now);
-        if self.visibility.kept.is_empty() || early {
-            return;
-        }
-        self.visibility.timetable.ask_again(Subject::FollowersOfKept, now, None);
-        for (id, number) in std::mem::take(&mut self.visibility.kept) {
-            if !self.follow_at_start(&id, number) {
-                self.visibility.kept.push((id, number));
-            }
-        }
-    }
-
-    /// Makes the trackers beside a version name a whole checkpoint. Returns whether all trackers could be examined.
-    fn follow_at_start(&mut self, id: &CheckpointId, number: Number) -> bool {
-        let of_run = self.ledger.books.values().filter(|book| book.id.run == id.run);
-        let is_known = |book: &Book| {
-            book.candidate.is_some()
-                || book.committed().is_none()
-                || self.shared.namespace.nodes().node_at(&book.path()).is_none()
-        };
-        if !of_run.clone().all(is_known) {
-            return false;
-        }
-        let record = self.books().version(id, number).record();
-        let (framework, step) = (record.framework.clone(), record.step.map(|step| step.0));
-        let mut all = true;
-        for (path, view, holds) in self.books().trackers_of(id, &framework).collect::<Vec<_>>() {
-            if view.host {
-                all &= self.mend(id, Wrong::Hidden(Named::of(id, step)), &path, &view, holds);
-            } else {
-                self.file_jobs.fetch(&self.shared, &mut self.jobs, view.node);
-                all = false;
-            }
-        }
-        all
     }
 }

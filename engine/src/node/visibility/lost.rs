@@ -8,11 +8,12 @@
 
 use crate::node::Shared;
 use crate::node::answer::Listed;
-use crate::node::book::{Book, Number};
+use crate::node::book::{Book, BookLookup, Number};
 use crate::node::decide::{is_covered, seal_of};
 use crate::node::flush::covers;
-use crate::node::run::Engine;
+use crate::node::ledger::Ledger;
 use crate::node::scrub::target;
+use crate::node::visibility::{Shielding, Visibility};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemark_namespace::{FileView, FsError};
 use tidemark_protocol::id::FileId;
@@ -33,10 +34,34 @@ impl Shared {
     }
 }
 
-impl Engine {
+impl Visibility {
+    /// Lists the files at or below `place` of hidden versions that were not removed. Files that could not be read may be good again.
+    pub(crate) fn lost_targets(&self, shared: &Shared, ledger: &Ledger, place: &[u8]) -> Vec<Listed> {
+        let mut paths: BTreeMap<FileId, (&RelPath, Vec<u8>)> = BTreeMap::new();
+        for (id, number) in &self.out_of_sight {
+            let checkpoint = ledger.books[id].path();
+            let contents = BookLookup { ledger }.version(id, *number).contents.iter();
+            let wanted =
+                contents.filter(|(path, _)| covers(place, path.as_bytes()) || covers(place, &checkpoint));
+            paths.extend(wanted.map(|(path, (file, _))| (*file, (path, checkpoint.clone()))));
+        }
+        if paths.is_empty() {
+            return Vec::new();
+        }
+        let listed = |view: FileView| {
+            let (path, checkpoint) = paths.get(&view.file)?;
+            let target = target(path.to_string(), &view)?;
+            let bad = shared.restorer.losses.why(target.file, target.seal);
+            Some(Listed { target, checkpoint: Some(checkpoint.clone()), bad, suspects: BTreeSet::new() })
+        };
+        shared.namespace.hidden().torn_files().into_iter().filter_map(listed).collect()
+    }
+}
+
+impl Shielding<'_> {
     /// Hides versions that were found to be lost since the last call, if a job can load an older checkpoint.
     pub(crate) fn hide_lost(&mut self) {
-        if self.shields_nothing() || !self.shared.restorer.losses.take_news() {
+        if self.rights.shields_nothing() || !self.shared.restorer.losses.take_news() {
             return;
         }
         let lost = |book: &Book| {
@@ -97,28 +122,6 @@ impl Engine {
         }
     }
 
-    /// Lists the files at or below `place` of hidden versions that were not removed. Files that could not be read may be good again.
-    pub(crate) fn lost_targets(&self, place: &[u8]) -> Vec<Listed> {
-        let mut paths: BTreeMap<FileId, (&RelPath, Vec<u8>)> = BTreeMap::new();
-        for (id, number) in &self.visibility.out_of_sight {
-            let checkpoint = self.ledger.books[id].path();
-            let contents = self.books().version(id, *number).contents.iter();
-            let wanted =
-                contents.filter(|(path, _)| covers(place, path.as_bytes()) || covers(place, &checkpoint));
-            paths.extend(wanted.map(|(path, (file, _))| (*file, (path, checkpoint.clone()))));
-        }
-        if paths.is_empty() {
-            return Vec::new();
-        }
-        let listed = |view: FileView| {
-            let (path, checkpoint) = paths.get(&view.file)?;
-            let target = target(path.to_string(), &view)?;
-            let bad = self.shared.restorer.losses.why(target.file, target.seal);
-            Some(Listed { target, checkpoint: Some(checkpoint.clone()), bad, suspects: BTreeSet::new() })
-        };
-        self.shared.namespace.hidden().torn_files().into_iter().filter_map(listed).collect()
-    }
-
     fn hide_version(&mut self, id: &CheckpointId, number: Number, why: &str) -> Result<(), FsError> {
         let Some(candidate) =
             self.ledger.books[id].candidate.clone().filter(|_| !self.visibility.was_returned(id))
@@ -144,7 +147,7 @@ impl Engine {
         if let Some(older) = readable.next().map(|(number, _)| *number) {
             self.serve_again(id, older);
         }
-        self.follow(id, &candidate);
+        self.trackers().follow(id, &candidate);
         Ok(())
     }
 }

@@ -31,11 +31,21 @@ pub(crate) mod tree_names;
 pub(crate) mod unwritten;
 
 use crate::node::Shared;
-use crate::node::book::Number;
-use crate::node::run::Engine;
+use crate::node::book::{BookLookup, Number};
+use crate::node::file_jobs::FileJobs;
+use crate::node::flush::Flushes;
+use crate::node::gc::Gc;
+use crate::node::jobs::Done;
+use crate::node::ledger::Ledger;
+use crate::node::metric::SaidLater;
+use crate::node::rights::Rights;
+use crate::node::tree::TreeState;
+use fallbacks::Fallbacks;
+use noted::Removals;
 use on_its_way::OnItsWay;
 use removed::Noted;
 pub(crate) use removed::Undecided;
+use sessions::Sessions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +54,11 @@ use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{Candidate, CheckpointId};
 use timetable::{Subject, Timetable};
-use unwritten::{Begun, DIRECTORIES_MAX};
+use tokio::task::JoinSet;
+use tracker::Trackers;
+pub(crate) use tracker::trackers_may_go;
+use tree_names::TreeNames;
+use unwritten::{Beginnings, Begun, DIRECTORIES_MAX};
 
 /// Longest wait of a flush, or of the daemon's end, for a decision about what dead processes removed or began. By then, what they
 /// wrote last is hashed and read.
@@ -171,26 +185,30 @@ impl Visibility {
     }
 }
 
-impl Engine {
-    /// Whether nothing is to be hidden and no tracker is to be changed now.
-    pub(crate) fn shields_nothing(&self) -> bool {
-        self.draining || self.never_shields()
-    }
+/// The parts of the loop that decisions about visibility read and change.
+pub(crate) struct Shielding<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) ledger: &'a mut Ledger,
+    pub(crate) visibility: &'a mut Visibility,
+    pub(crate) gc: &'a mut Gc,
+    pub(crate) said_later: &'a SaidLater,
+    pub(crate) tree: &'a mut TreeState,
+    pub(crate) file_jobs: &'a mut FileJobs,
+    pub(crate) jobs: &'a mut JoinSet<Done>,
+    pub(crate) flushes: &'a Flushes,
+    pub(crate) rights: &'a Rights,
+}
 
-    /// Whether this daemon never hides anything: it is fenced, or its settings forbid it.
-    fn never_shields(&self) -> bool {
-        self.fenced.is_some() || !self.shared.settings.torn.hide
-    }
-
-    /// Makes all decisions about visibility that are due, except two. [`Engine::shield`] decides about a torn checkpoint right after its
-    /// verdict. [`Engine::undo_removals`] decides about removals after all books that are due were examined.
-    pub(crate) fn look_at_visibility(&mut self, now: Instant) {
+impl Shielding<'_> {
+    /// Makes all decisions about visibility that are due, except two. [`Self::shield`] decides about a torn checkpoint right after its
+    /// verdict. [`Self::undo_removals`] decides about removals after all books that are due were examined.
+    pub(crate) fn look_at_all(&mut self, now: Instant) {
         self.serve_arrivals();
         self.serve_owed(now);
-        self.mend_cut_trackers(now);
+        self.trackers().mend_cut_trackers(now);
         self.drop_unwritten(now);
-        self.follow_kept(now);
-        self.follow_later(now);
+        self.trackers().follow_kept(now);
+        self.trackers().follow_later(now);
         self.show_found();
         self.hide_lost();
     }
@@ -198,6 +216,41 @@ impl Engine {
     /// Records which processes removed and made names since the last call. Must run before the books are examined.
     pub(crate) fn hear_who_changed_names(&mut self) {
         self.hear_removers();
-        self.visibility.hear_made(&self.shared);
+        self.visibility.hear_made(self.shared);
+    }
+
+    pub(crate) fn trackers(&mut self) -> Trackers<'_> {
+        let Self { shared, ledger, visibility, file_jobs, jobs, gc, flushes, rights, .. } = self;
+        Trackers { shared, ledger, visibility, file_jobs, jobs, gc, flushes, rights }
+    }
+
+    fn books(&self) -> BookLookup<'_> {
+        BookLookup { ledger: self.ledger }
+    }
+
+    fn tree_names(&self) -> TreeNames<'_> {
+        TreeNames { shared: self.shared, ledger: self.ledger }
+    }
+
+    fn sessions(&self) -> Sessions<'_> {
+        Sessions { shared: self.shared, ledger: self.ledger }
+    }
+
+    fn fallbacks(&self) -> Fallbacks<'_> {
+        Fallbacks { shared: self.shared, ledger: self.ledger, gc: self.gc }
+    }
+
+    fn beginnings(&self) -> Beginnings<'_> {
+        let Self { shared, ledger, visibility, flushes, rights, .. } = self;
+        Beginnings { shared, ledger, visibility, flushes, rights }
+    }
+
+    fn removals_noted(&self) -> Removals<'_> {
+        Removals {
+            shared: self.shared,
+            ledger: self.ledger,
+            visibility: self.visibility,
+            file_jobs: self.file_jobs,
+        }
     }
 }

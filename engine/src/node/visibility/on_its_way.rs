@@ -7,7 +7,7 @@
 //! Nothing of this outlives the daemon.
 
 use crate::node::book::Number;
-use crate::node::run::Engine;
+use crate::node::visibility::Shielding;
 use tidemark_namespace::{FsError, Listed};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::id::FileId;
@@ -32,7 +32,7 @@ pub(crate) enum Name {
     Taken,
 }
 
-impl Engine {
+impl Shielding<'_> {
     /// Records the newest whole version, not committed yet, of a checkpoint that was just hidden.
     pub(super) fn note_on_its_way(&mut self, id: &CheckpointId, shape: Shape) {
         let book = &self.ledger.books[id];
@@ -68,12 +68,12 @@ impl Engine {
             return;
         }
         // An ending daemon puts all hidden names back itself, and a stand-in keeps the name until the next daemon.
-        if self.shields_nothing() {
+        if self.rights.shields_nothing() {
             return;
         }
         let open = |(file, _): &(FileId, _)| self.shared.namespace.hidden().is_open_out_of_sight(*file);
         // All names move, or none: the next pass tries again.
-        if version.contents.values().any(open) || self.had_not_heard_of(id) {
+        if version.contents.values().any(open) || self.shared.had_not_heard_of(self.ledger, id) {
             return;
         }
         match self.tree_names().who_has_name(id, number, shape, meanwhile) {
@@ -107,6 +107,6 @@ impl Engine {
         self.visibility.on_its_way.remove(id);
         self.visibility.out_of_sight.remove(&(id.clone(), number));
         self.ledger.due.insert(id.clone());
-        self.tree.tells_more(&mut self.ledger);
+        self.tree.tells_more(self.ledger);
     }
 }

@@ -9,7 +9,7 @@
 //! save of a remover, it does not write that removal.
 
 use crate::node::book::Number;
-use crate::node::run::Engine;
+use crate::node::visibility::Shielding;
 use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::tracker::is_of_run;
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,7 +60,7 @@ pub(crate) fn wrote(view: &FileView, who: &WriterId) -> bool {
     view.writers.iter().any(|of| of.process() == who.process())
 }
 
-impl Engine {
+impl Shielding<'_> {
     /// Records which processes removed which files since the last call. Must run before the books are examined.
     pub(crate) fn hear_removers(&mut self) {
         let heard = self.shared.namespace.writers().take_removers();
@@ -84,7 +84,7 @@ impl Engine {
         for of in gone {
             self.visibility.out_of_sight.remove(&of);
             self.visibility.note_unwanted(&of.0, of.1);
-            self.tree.tells_more(&mut self.ledger);
+            self.tree.tells_more(self.ledger);
         }
     }
 
@@ -107,7 +107,7 @@ impl Engine {
 
     /// Decides about all removals that are due, the newest checkpoint first.
     pub(crate) fn undo_removals(&mut self, now: Instant) {
-        if !self.may_write() || self.visibility.rests(&Subject::Removals, now) {
+        if !self.rights.may_write() || self.visibility.rests(&Subject::Removals, now) {
             return;
         }
         let mut noted: Vec<_> = self.visibility.noted.keys().cloned().collect();
@@ -173,11 +173,13 @@ impl Engine {
                 return awaited.or_else(|| left.in_hand.then_some(Awaited::Moments));
             }
             // The removed files may have another name by now, and names that came back a moment ago are visible from now on.
-            (Removal::Undone { .. }, Some(_)) if self.had_not_heard(is_of_run(&id.run)) => {
+            (Removal::Undone { .. }, Some(_))
+                if self.shared.had_not_heard(self.ledger, is_of_run(&id.run)) =>
+            {
                 return Some(Awaited::Moments);
             }
             // An ending daemon hides nothing any more, so other files may have these names.
-            (Removal::Undone { .. }, Some(_)) if self.draining => self.comes_back(id),
+            (Removal::Undone { .. }, Some(_)) if self.rights.draining => self.comes_back(id),
             (Removal::Undone { why }, Some(number)) => self.undo(id, number, &why),
             (Removal::Undone { .. } | Removal::Stands { .. }, _) => self.end_removal(id),
         }
@@ -188,7 +190,7 @@ impl Engine {
     fn comes_back(&mut self, id: &CheckpointId) {
         let noted = self.visibility.noted.get_mut(id).expect("it was there a moment ago");
         if !std::mem::replace(&mut noted.comes_back, true) {
-            self.tree.tells_more(&mut self.ledger);
+            self.tree.tells_more(self.ledger);
         }
     }
 

@@ -9,8 +9,8 @@ use crate::node::Shared;
 use crate::node::book::Number;
 use crate::node::decide::verdict_text;
 use crate::node::recover::{Adopter, Knows, Wishes, adopt_files};
-use crate::node::run::Engine;
 use crate::node::visibility::InSight;
+use crate::node::visibility::Shielding;
 use crate::node::visibility::timetable::Subject;
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,18 +42,20 @@ impl Shared {
     }
 }
 
-impl Engine {
+impl Shielding<'_> {
     /// Decides whether to hide a torn checkpoint, and hides it or records why it stays.
     pub(crate) fn shield(&mut self, id: &CheckpointId, now: Instant) {
         let subject = Subject::Torn(id.clone());
-        if self.shields_nothing() || self.visibility.rests(&subject, now) || self.visibility.was_returned(id)
+        if self.rights.shields_nothing()
+            || self.visibility.rests(&subject, now)
+            || self.visibility.was_returned(id)
         {
             return;
         }
         let Some(candidate) = self.ledger.books[id].candidate.clone() else { return };
         // While only names are known, files with an object copy may belong to a committed version.
         let mut files = self.ledger.files_of(&candidate, &self.ledger.books[id].scope);
-        if self.knows == Knows::Names && files.any(|(_, view)| view.object.is_some()) {
+        if self.rights.knows == Knows::Names && files.any(|(_, view)| view.object.is_some()) {
             return;
         }
         drop(files);
@@ -66,7 +68,7 @@ impl Engine {
         let stays = match visibility::tree(standing, trainer, &sessions, self.fallbacks().has_fallback(id)) {
             Tree::Stays { why } => Some(why),
             // A living process may have added to it.
-            Tree::Hides if self.had_not_heard_of(id) => return,
+            Tree::Hides if self.shared.had_not_heard_of(self.ledger, id) => return,
             Tree::Hides => self.hide(id, &candidate).err().map(|error| error.to_string()),
         };
         let process = sessions.iter().find_map(Session::living);
@@ -111,7 +113,7 @@ impl Engine {
         if let Some(number) = committed.filter(|number| self.gc.check_stays(&(id.clone(), *number)).is_ok()) {
             self.serve_again(id, number);
         }
-        self.follow(id, candidate);
+        self.trackers().follow(id, candidate);
         Ok(())
     }
 
@@ -140,7 +142,7 @@ impl Engine {
         for (id, number) in due {
             let book = &self.ledger.books[&id];
             let newest = book.committed().map(|(newest, _)| *newest);
-            if newest != Some(number) || book.candidate.is_some() || self.draining {
+            if newest != Some(number) || book.candidate.is_some() || self.rights.draining {
                 self.visibility.end_owed(&id);
             } else {
                 self.serve_again(&id, number);
@@ -158,13 +160,13 @@ impl Engine {
         let names = names.chain(manifest.hard_links.iter().map(|link| &link.path));
         let directories = manifest.directories.iter().map(|directory| &directory.path);
         self.shared.bring_back(names.clone().chain(directories), || {
-            let mut adopter = Adopter::new(&self.shared);
+            let mut adopter = Adopter::new(self.shared);
             adopt_files(&mut adopter, &manifest, &Wishes::default());
             manifest.directories.iter().for_each(|directory| adopter.adopt_directory(directory));
         });
         self.gc.end_withdrawal(&(id.clone(), number));
-        self.said_later.show_metric(&self.shared, id, number);
-        self.classify_run(&id.run);
+        self.said_later.show_metric(self.shared, id, number);
+        self.shared.classify_run(self.ledger, &id.run);
         let there = |path: &&RelPath| self.shared.namespace.nodes().node_at(path.as_bytes()).is_some();
         (names.clone().count(), names.filter(there).count())
     }

@@ -4,12 +4,17 @@
 //! (`protocol::shield`), which checkpoints it may name (`fallbacks`), which are hidden (`torn`, `kept`).
 
 use crate::node::Shared;
-use crate::node::book::Book;
-use crate::node::flush::covers;
+use crate::node::book::{Book, BookLookup};
+use crate::node::file_jobs::FileJobs;
+use crate::node::flush::{Flushes, covers};
+use crate::node::gc::Gc;
+use crate::node::jobs::Done;
+use crate::node::ledger::Ledger;
 use crate::node::recover::Knows;
-use crate::node::run::Engine;
+use crate::node::rights::Rights;
 use crate::node::visibility::Visibility;
-use crate::node::visibility::fallbacks::{Fit, Newer};
+use crate::node::visibility::fallbacks::{Fallbacks, Fit, Newer};
+use crate::node::visibility::sessions::Sessions;
 use crate::node::visibility::timetable::Subject;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +24,7 @@ use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, TrackerHolds};
 use tidemark_protocol::report::{EventLevel, path_text};
 use tidemark_protocol::shield::{self, Named, Session, Tracker};
+use tokio::task::JoinSet;
 
 /// Time beyond the settle time for which a tracker waits for an unproven checkpoint, before it names an older one. By then the newer one
 /// is proven, or nothing will prove it. A flush, which waits for no settle time, also waits this long for a tracker.
@@ -92,9 +98,40 @@ impl Visibility {
         }
         waits
     }
+
+    /// Whether a tracker at or below `place` may be about to change, for a flush that began at `asked`.
+    pub(crate) fn trackers_change(&self, ledger: &Ledger, place: &[u8], asked: Instant) -> bool {
+        let looked = ledger.cut.is_empty() || self.cut_looked_at.is_some_and(|at| at >= asked);
+        let waits = |(path, wait): (&RelPath, &Wait)| {
+            covers(place, path.as_bytes())
+                && wait.asked.elapsed() < FORGOTTEN_AFTER
+                && wait.began.max(asked).elapsed() < PATIENCE
+        };
+        !looked || self.waiting.iter().any(waits)
+    }
 }
 
-impl Engine {
+/// Makes a checkpoint's trackers due for Tier-3.
+pub(crate) fn trackers_may_go(ledger: &mut Ledger, id: &CheckpointId) {
+    let Some(candidate) = ledger.books.get(id).and_then(|book| book.candidate.as_ref()) else { return };
+    let books = BookLookup { ledger };
+    let trackers: Vec<_> = books.trackers_of(id, &candidate.framework).map(|(path, ..)| path).collect();
+    trackers.into_iter().for_each(|path| ledger.loose_due.insert(path));
+}
+
+/// The parts of the loop that changing trackers reads and changes.
+pub(crate) struct Trackers<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) ledger: &'a mut Ledger,
+    pub(crate) visibility: &'a mut Visibility,
+    pub(crate) file_jobs: &'a mut FileJobs,
+    pub(crate) jobs: &'a mut JoinSet<Done>,
+    pub(crate) gc: &'a Gc,
+    pub(crate) flushes: &'a Flushes,
+    pub(crate) rights: &'a Rights,
+}
+
+impl Trackers<'_> {
     /// Makes the trackers beside a checkpoint that was just hidden name a whole one. Trackers that cannot follow yet are tried again later.
     pub(crate) fn follow(&mut self, hidden: &CheckpointId, candidate: &Candidate) {
         let trackers: Vec<_> = self.books().trackers_of(hidden, &candidate.framework).collect();
@@ -113,7 +150,7 @@ impl Engine {
     /// Tries again to change the trackers that could not follow. If their checkpoint is visible again, they are left alone.
     pub(crate) fn follow_later(&mut self, now: Instant) {
         let rests = self.visibility.rests(&Subject::Followers, now);
-        if self.visibility.to_follow.is_empty() || rests || self.shields_nothing() {
+        if self.visibility.to_follow.is_empty() || rests || self.rights.shields_nothing() {
             return;
         }
         self.visibility.timetable.ask_again(Subject::Followers, now, None);
@@ -128,7 +165,7 @@ impl Engine {
     /// Mends trackers whose writers were killed in the middle of them, even when no checkpoint is torn.
     pub(crate) fn mend_cut_trackers(&mut self, now: Instant) {
         // The checkpoint to name may be whole in Tier-3 alone, which is not known yet.
-        if self.ledger.cut.is_empty() || self.shields_nothing() || self.knows == Knows::Names {
+        if self.ledger.cut.is_empty() || self.rights.shields_nothing() || self.rights.knows == Knows::Names {
             return;
         }
         // A flush that began since then does not wait for the next pass.
@@ -168,7 +205,7 @@ impl Engine {
         let is_over = |(at_ns, _): (i64, &str)| at_ns <= self.shared.now_ns();
         let is_due = kept_from.and_then(Verdict::kept_from).is_some_and(is_over);
         let rests = self.visibility.rests(&subject, now);
-        if !is_due || rests || self.shields_nothing() || self.visibility.was_returned(id) {
+        if !is_due || rests || self.rights.shields_nothing() || self.visibility.was_returned(id) {
             return;
         }
         let Some(candidate) = book.candidate.clone() else { return };
@@ -229,12 +266,12 @@ impl Engine {
             return true;
         }
         if let Some(newer) = newer
-            && self.visibility.tracker_waits(&self.shared, path, &newer, named.is_some())
+            && self.visibility.tracker_waits(self.shared, path, &newer, named.is_some())
         {
             return false;
         }
         // A living process may have added to the checkpoint that would be named, or may have changed the tracker.
-        if self.had_not_heard(is_of_run(&beside.run)) {
+        if self.shared.had_not_heard(self.ledger, is_of_run(&beside.run)) {
             return false;
         }
         self.visibility.waiting.remove(path);
@@ -264,25 +301,15 @@ impl Engine {
         true
     }
 
-    /// Makes a checkpoint's trackers due for Tier-3.
-    pub(crate) fn trackers_may_go(&mut self, id: &CheckpointId) {
-        let Some(candidate) = self.ledger.books.get(id).and_then(|book| book.candidate.as_ref()) else {
-            return;
-        };
-        let trackers: Vec<_> =
-            self.books().trackers_of(id, &candidate.framework).map(|(path, ..)| path).collect();
-        trackers.into_iter().for_each(|path| self.ledger.loose_due.insert(path));
+    pub(super) fn books(&self) -> BookLookup<'_> {
+        BookLookup { ledger: self.ledger }
     }
 
-    /// Whether a tracker at or below `place` may be about to change, for a flush that began at `asked`.
-    pub(crate) fn trackers_change(&self, place: &[u8], asked: Instant) -> bool {
-        let looked =
-            self.ledger.cut.is_empty() || self.visibility.cut_looked_at.is_some_and(|at| at >= asked);
-        let waits = |(path, wait): (&RelPath, &Wait)| {
-            covers(place, path.as_bytes())
-                && wait.asked.elapsed() < FORGOTTEN_AFTER
-                && wait.began.max(asked).elapsed() < PATIENCE
-        };
-        !self.shields_nothing() && (!looked || self.visibility.waiting.iter().any(waits))
+    fn sessions(&self) -> Sessions<'_> {
+        Sessions { shared: self.shared, ledger: self.ledger }
+    }
+
+    fn fallbacks(&self) -> Fallbacks<'_> {
+        Fallbacks { shared: self.shared, ledger: self.ledger, gc: self.gc }
     }
 }

@@ -11,12 +11,17 @@
 //! directory nor the files that come before the weights. Otherwise a job would find them after the loss of the node, and their maker
 //! would not be known any more. For the same reason an ending daemon decides, too.
 
+use crate::node::Shared;
 use crate::node::decide::settle_ns;
+use crate::node::flush::Flushes;
+use crate::node::ledger::Ledger;
 use crate::node::rescue::IDLE_NS;
-use crate::node::run::Engine;
+use crate::node::rights::Rights;
 use crate::node::visibility::DECIDED_WITHIN;
 use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::tracker::is_of_run;
+use crate::node::visibility::{Shielding, Visibility};
+use std::sync::Arc;
 use std::time::Instant;
 use tidemark_namespace::{Made, NodeId, is_alive};
 use tidemark_protocol::path::RelPath;
@@ -39,18 +44,18 @@ pub(super) struct Begun {
 /// Lookups about directories that a job made and has not written into.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Beginnings<'a> {
-    pub(crate) engine: &'a Engine,
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) visibility: &'a Visibility,
+    pub(crate) flushes: &'a Flushes,
+    pub(crate) rights: &'a Rights,
 }
 
 impl<'a> Beginnings<'a> {
     /// Returns the directories of checkpoints that Tier-3 must not have yet, because nothing that counts is in them.
     pub(crate) fn begun(self, now: Instant) -> impl Iterator<Item = RelPath> {
-        let named = self
-            .engine
-            .visibility
-            .made
-            .iter()
-            .filter_map(move |(node, begun)| Some((begun, self.begun_at(*node)?)));
+        let named =
+            self.visibility.made.iter().filter_map(move |(node, begun)| Some((begun, self.begun_at(*node)?)));
         let withheld = named.filter(move |(begun, found)| {
             found.forewords == 0 || self.why_undecided(begun, found, now).is_some()
         });
@@ -60,13 +65,13 @@ impl<'a> Beginnings<'a> {
     /// Returns why Tier-3 must not have yet a file with which a save begins, or a file in flight beside it. Either the maker of its
     /// directory lives, or the decision about the directory is open.
     pub(crate) fn why_beginning_waits(self, path: &RelPath, now: Instant) -> Option<String> {
-        if !Rules::is_foreword(path) && !self.engine.ledger.rules().is_temporary(path) {
+        if !Rules::is_foreword(path) && !self.ledger.rules().is_temporary(path) {
             return None;
         }
         std::iter::successors(path.parent(), RelPath::parent).find_map(|directory| {
-            self.engine.ledger.rules().named_by_directory(&directory)?;
-            let node = self.engine.shared.namespace.nodes().node_at(directory.as_bytes())?;
-            let begun = self.engine.visibility.made.get(&node)?;
+            self.ledger.rules().named_by_directory(&directory)?;
+            let node = self.shared.namespace.nodes().node_at(directory.as_bytes())?;
+            let begun = self.visibility.made.get(&node)?;
             self.why_undecided(begun, &self.unwritten(node)?, now)
         })
     }
@@ -79,12 +84,12 @@ impl<'a> Beginnings<'a> {
         found: &tidemark_namespace::Unwritten,
         now: Instant,
     ) -> Option<String> {
-        let idle_ns = if self.engine.flushes.is_empty() { IDLE_NS } else { settle_ns(&self.engine.shared) };
-        let quiet = self.engine.shared.now_ns().saturating_sub(found.closed_ns) >= idle_ns;
+        let idle_ns = if self.flushes.is_empty() { IDLE_NS } else { settle_ns(self.shared) };
+        let quiet = self.shared.now_ns().saturating_sub(found.closed_ns) >= idle_ns;
         let process = begun.made.maker.tgid;
-        let lives = || is_alive(&self.engine.shared.namespace, &begun.made.maker);
+        let lives = || is_alive(&self.shared.namespace, &begun.made.maker);
         match begun.dead_since {
-            _ if self.engine.never_shields() => None,
+            _ if self.rights.never_shields() => None,
             Some(since) if now.saturating_duration_since(since) >= DECIDED_WITHIN => None,
             None if lives() => (!quiet).then(|| {
                 format!("a save begins with it, and process {process} lives, which made its directory")
@@ -97,27 +102,27 @@ impl<'a> Beginnings<'a> {
 
     /// Whether a decision about a directory comes within moments: its maker is dead, or the daemon ends.
     pub(crate) fn decides_about_begun(self, now: Instant) -> bool {
-        self.engine.visibility.made.iter().any(|(node, begun)| {
+        self.visibility.made.iter().any(|(node, begun)| {
             let Some(found) = self.begun_at(*node) else { return false };
-            (self.engine.draining || !is_alive(&self.engine.shared.namespace, &begun.made.maker))
+            (self.rights.draining || !is_alive(&self.shared.namespace, &begun.made.maker))
                 && self.why_undecided(begun, &found, now).is_some()
         })
     }
 
     /// Whether a living program began a save less than `gap_ns` ago, and has written nothing into it that counts.
     pub(crate) fn is_anything_begun(self, gap_ns: i64) -> bool {
-        let now_ns = self.engine.shared.now_ns();
-        self.engine.visibility.made.iter().any(|(node, Begun { made, .. })| {
+        let now_ns = self.shared.now_ns();
+        self.visibility.made.iter().any(|(node, Begun { made, .. })| {
             let is_new = |found: tidemark_namespace::Unwritten| {
                 now_ns.saturating_sub(found.closed_ns.max(made.at_ns)) < gap_ns
             };
-            self.begun_at(*node).is_some_and(is_new) && is_alive(&self.engine.shared.namespace, &made.maker)
+            self.begun_at(*node).is_some_and(is_new) && is_alive(&self.shared.namespace, &made.maker)
         })
     }
 
     fn unwritten(self, directory: u64) -> Option<tidemark_namespace::Unwritten> {
-        let rules = self.engine.ledger.rules();
-        self.engine.shared.namespace.writers().unwritten(
+        let rules = self.ledger.rules();
+        self.shared.namespace.writers().unwritten(
             directory,
             |path| rules.is_temporary(path),
             Rules::is_foreword,
@@ -127,13 +132,13 @@ impl<'a> Beginnings<'a> {
     /// Does the same, for directories with the name of a checkpoint only.
     fn begun_at(self, directory: NodeId) -> Option<tidemark_namespace::Unwritten> {
         let is_named = |found: &tidemark_namespace::Unwritten| {
-            self.engine.ledger.rules().named_by_directory(&found.directories[0])
+            self.ledger.rules().named_by_directory(&found.directories[0])
         };
         self.unwritten(directory).filter(|found| is_named(found).is_some())
     }
 }
 
-impl Engine {
+impl Shielding<'_> {
     /// Removes or hides directories without written files whose makers failed.
     pub(crate) fn drop_unwritten(&mut self, now: Instant) {
         let nodes: Vec<u64> = self.visibility.made.keys().copied().collect();
@@ -143,7 +148,7 @@ impl Engine {
                 continue;
             };
             let rests = self.visibility.rests(&Subject::Unwritten(node), now);
-            if self.never_shields() || rests {
+            if self.rights.never_shields() || rests {
                 continue;
             }
             // A directory that gets such a name later is still remembered then.
@@ -168,7 +173,7 @@ impl Engine {
                     self.visibility.timetable.ask_again(Subject::Unwritten(node), now, process);
                 }
                 // Another process, which lives, may have written into it.
-                Unwritten::Goes { .. } if self.had_not_heard(is_of_run(&id.run)) => {}
+                Unwritten::Goes { .. } if self.shared.had_not_heard(self.ledger, is_of_run(&id.run)) => {}
                 Unwritten::Goes { .. } if found.forewords > 0 && !self.fallbacks().has_another(&id) => {
                     // Another checkpoint may be about to settle.
                     self.visibility.timetable.ask_again(Subject::Unwritten(node), now, None);
@@ -201,6 +206,6 @@ impl Engine {
     fn unwritten_ends(&mut self, node: NodeId) {
         self.visibility.forget_made(node);
         // A flush that waited for the decision now waits until Tier-3 has the tree as decided.
-        self.tree.tells_more(&mut self.ledger);
+        self.tree.tells_more(self.ledger);
     }
 }
