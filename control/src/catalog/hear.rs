@@ -36,7 +36,7 @@ impl Catalog {
     pub(super) async fn hear_members(&self) -> Vec<String> {
         let wanted = Instant::now();
         let mut last = self.last_heard.lock().await;
-        let members = self.cluster.members();
+        let members = self.cluster.following.members();
         if let Some(last) = &*last {
             if last.began >= wanted {
                 return last.unheard.clone();

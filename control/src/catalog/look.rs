@@ -279,7 +279,7 @@ impl Lookups<'_> {
         let mut found = namespace.standing().outgoing_at(&path);
         // The home of an unsealed file may have newer facts: close(2) may have returned there before this question.
         if let Some(home) = found.as_ref().and_then(unsettled_home)
-            && let Some(member) = self.catalog.cluster.member_of(home)
+            && let Some(member) = self.catalog.cluster.following.member_of(home)
             && !member.gone
             && self.catalog.recalls().of(&member.life.node, &look.directory, None, false).await.is_ok()
         {

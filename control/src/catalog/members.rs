@@ -162,7 +162,7 @@ impl Catalog {
             self.cluster.namespace().catalog().end_fates(life.incarnation, self.cluster.namespace().now_ns());
         }
         if let Some(list) = list {
-            self.cluster.take_members(list);
+            self.cluster.following.take_members(list);
         }
         if keep {
             self.stored.send_modify(|changes| *changes += 1);

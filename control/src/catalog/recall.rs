@@ -32,7 +32,7 @@ pub(super) struct Recalls<'a> {
 
 impl Recalls<'_> {
     fn is_cut_off(self, node: &NodeName) -> bool {
-        let members = self.catalog.cluster.members();
+        let members = self.catalog.cluster.following.members();
         let mut cut_off = members.members.iter().filter(|member| member.standing == Standing::CutOff);
         cut_off.any(|member| member.life.node == *node && !member.gone)
     }

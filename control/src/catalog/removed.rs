@@ -26,10 +26,10 @@ impl Catalog {
         loop {
             tokio::time::sleep(TELL_EVERY).await;
             for file in self.cluster.namespace().catalog().take_removed() {
-                let home = self.cluster.member_of(file.incarnation).map(|member| member.life.node);
+                let home = self.cluster.following.member_of(file.incarnation).map(|member| member.life.node);
                 // The tree of this node reports that itself.
                 let home = home.filter(|home| *home != self.cluster.life.node);
-                for node in self.cluster.holders_of(file).into_iter().chain(home) {
+                for node in self.cluster.holders.of_any_seal(file).into_iter().chain(home) {
                     let files = untold.entry(node).or_default();
                     files.insert(file);
                     if files.len() > UNTOLD_MAX {

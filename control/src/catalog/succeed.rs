@@ -99,7 +99,7 @@ impl Legacy {
             kept.ahead_ns = kept.mark.ahead_ns.saturating_add(further);
             tracing::info!(%epoch, %of, "the catalog of before is in etcd");
         }
-        cluster.saw_epoch(epoch);
+        cluster.following.saw_epoch(epoch);
         let before = Before::of(tree.catalog().catalog_of(), stored.epoch, kept);
         let kept_until = match &before {
             Before::Kept(kept) => kept.published().get(&cluster.life).copied(),

@@ -255,7 +255,7 @@ impl Catalog {
 
     /// Notes copies that a node keeps for others.
     pub(super) fn take_copies(&self, from: &NodeLife, copies: &Copies) {
-        self.cluster.take_copies(&from.node, copies);
+        self.cluster.holders.take(&from.node, copies);
         self.tell_unknown_objects(from, &copies.kept);
         {
             let mut state = self.lock();
@@ -282,7 +282,7 @@ impl Catalog {
             let Some(news) = self.news_in(told).filter(|_| home != self.cluster.life.incarnation) else {
                 continue;
             };
-            if self.cluster.member_of(home).is_some_and(|member| !member.gone) {
+            if self.cluster.following.member_of(home).is_some_and(|member| !member.gone) {
                 // The home will publish the file itself, or be gone.
                 let mut state = self.lock();
                 let counts = state.hearing.is_open() || news == News::Bytes;

@@ -39,7 +39,7 @@ impl Catalog {
                 OutgoingBody::File(view) => matches!(view.state, FileState::Sealed { .. }),
                 OutgoingBody::Directory | OutgoingBody::Symlink(_) => true,
             };
-            let home = self.cluster.member_of(file.incarnation).filter(|member| !member.gone);
+            let home = self.cluster.following.member_of(file.incarnation).filter(|member| !member.gone);
             if !sealed
                 && let Some(home) = &home
                 && Instant::now() < until
@@ -70,14 +70,14 @@ impl Catalog {
 
     /// Returns the nodes that already have a file's bytes in memory.
     fn in_memory(&self, facts: &FileFacts, here: bool) -> Vec<Member> {
-        let members = self.cluster.members();
+        let members = self.cluster.following.members();
         let alive = |name: &str| {
             members.members.iter().find(|member| !member.gone && member.life.node.as_str() == name).cloned()
         };
         let mut suppliers = Vec::new();
         let home = members.members.iter().find(|member| member.life.incarnation == facts.file.incarnation);
         suppliers.extend(home.filter(|member| !member.gone && facts.host).cloned());
-        let holders = self.cluster.holders(facts.file, facts.seal);
+        let holders = self.cluster.holders.of(facts.file, facts.seal);
         suppliers.extend(holders.iter().filter_map(|holder| alive(holder.as_str())));
         if here {
             suppliers.extend(alive(self.cluster.life.node.as_str()));
@@ -89,7 +89,7 @@ impl Catalog {
     /// Returns the node that reads the bytes from Tier-3 for `asker`, or `None` if `asker` does so itself.
     fn reader(&self, asker: &NodeName, bytes: (FileId, SealNumber), failed: &[NodeName]) -> Option<Member> {
         let reader = self.lock().readers.ask(bytes, asker, failed).cloned()?;
-        let members = self.cluster.members();
+        let members = self.cluster.following.members();
         members.members.iter().find(|member| !member.gone && member.life.node == reader).cloned()
     }
 }

@@ -190,7 +190,7 @@ impl Candidate {
                     let _ = etcd.release(&name, epoch).await;
                 }
                 Ok(Some((node, epoch))) => {
-                    if self.cluster.saw_epoch(epoch) {
+                    if self.cluster.following.saw_epoch(epoch) {
                         self.cluster.sit(Seat::There(Address { address: node.clone(), node }));
                     }
                 }
@@ -201,7 +201,7 @@ impl Candidate {
                     }
                 }
                 Err(_) => {
-                    if let Some(commander) = self.cluster.commander() {
+                    if let Some(commander) = self.cluster.following.commander() {
                         self.cluster.sit(Seat::There(commander));
                     }
                 }

@@ -15,7 +15,7 @@ pub(super) async fn watch(cluster: Arc<Cluster>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         // On the coordinator itself, the question would go to this very tree, where the file lies aside.
-        if !matches!(cluster.seat(), Seat::There(_)) {
+        if !matches!(cluster.following.seat(), Seat::There(_)) {
             continue;
         }
         if let Err(away) = look(&cluster).await {

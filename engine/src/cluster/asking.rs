@@ -76,7 +76,7 @@ impl<'a> Asking<'a> {
     ) -> Result<Leave, Asked> {
         if let Some(name) = access.name()
             && intent != Intent::Move
-            && !self.cluster.is_coordinator()
+            && !self.cluster.following.is_coordinator()
             && let Some(asked_at) =
                 self.cluster.namespace.publications().makes_only_others(access.directory(), name)
         {
@@ -98,7 +98,7 @@ impl<'a> Asking<'a> {
         if !looked.directory {
             return Err(Asked::Gone);
         }
-        if self.cluster.is_coordinator() {
+        if self.cluster.following.is_coordinator() {
             return Ok(looked.leave);
         }
         let mirror = self.cluster.namespace.mirror();
@@ -140,7 +140,7 @@ impl<'a> Asking<'a> {
             known(self.ask_soon(&ToCoordinator::List { path: path.to_vec() }).await?)?;
         let found = found.ok_or(Asked::Gone)?;
         // The coordinator's answer is from its very tree, which may have changed since.
-        if !self.cluster.is_coordinator() {
+        if !self.cluster.following.is_coordinator() {
             let mirror = self.cluster.namespace.mirror();
             let asked = question(asked_at, &Leave::None);
             self.settled(mirror.settle_directory(path, &found, asked), path, access)?;
@@ -182,7 +182,7 @@ impl<'a> Asking<'a> {
     ) -> Result<T, Away> {
         let silence = async {
             tokio::time::sleep(OUTAGE_WAIT).await;
-            while self.cluster.is_reachable() {
+            while self.cluster.following.is_reachable() {
                 tokio::time::sleep(ASK_AGAIN).await;
             }
         };

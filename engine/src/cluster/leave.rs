@@ -69,7 +69,7 @@ impl Drop for Leave {
         }
         // Otherwise those above it would count as unable to move.
         cluster.names.forget(*directory);
-        if let Seat::Here(authority) = cluster.seat()
+        if let Seat::Here(authority) = cluster.following.seat()
             && cluster.namespace.standing().child_directory(*parent, name).is_none()
             && let Some(above) = cluster.namespace.nodes().path_of(*parent)
         {

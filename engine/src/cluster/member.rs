@@ -53,9 +53,9 @@ pub async fn follow(cluster: Arc<Cluster>, presence: Arc<Presence>) {
     let publishing = tokio::spawn(publish_on(Arc::clone(&cluster)));
     let asking = tokio::spawn(super::aside::watch(Arc::clone(&cluster)));
     let _end = (AbortOnDrop(publishing), AbortOnDrop(asking));
-    let mut seats = cluster.seat_changed.subscribe();
+    let mut seats = cluster.following.watch_seat();
     loop {
-        if !matches!(cluster.seat(), Seat::There(_)) {
+        if !matches!(cluster.following.seat(), Seat::There(_)) {
             // The sender lives as long as the cluster, which this task holds.
             let _ = seats.changed().await;
             continue;
@@ -80,7 +80,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
         start: cluster.start,
         address: presence.address.clone(),
         labels: presence.labels.clone().into(),
-        epoch: cluster.epoch(),
+        epoch: cluster.following.epoch(),
         publication: cluster.namespace.publications().last_publication(),
         alone: cluster.names.alone(&cluster.namespace),
         version: presence.version.clone(),
@@ -90,14 +90,14 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
         Err(error) => {
             // The error's causes say what to do: another version, a foreign certificate, a name that is taken.
             let not_in = NotIn::of(&error);
-            if cluster.tried_to_join(Some(not_in.clone())) {
+            if cluster.following.tried_to_join(Some(not_in.clone())) {
                 tracing::warn!(error = not_in.why, "not a member yet");
             }
             return;
         }
     };
-    let now_ms = cluster.now_ms();
-    if let Err(refusal) = cluster.view().admitted(&joined.admit, now_ms) {
+    let now_ms = cluster.following.now_ms();
+    if let Err(refusal) = cluster.following.view().admitted(&joined.admit, now_ms) {
         tracing::warn!(%refusal, "a coordinator that let this node in is not followed");
         return;
     }
@@ -106,11 +106,10 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     tracing::info!(%epoch, members = members.members.len(), "joined");
     // Only the directories that it granted now stay held.
     cluster.names.keep_alone(&cluster.namespace, &joined.alone);
-    cluster.joined.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
-    cluster.tried_to_join(None);
+    cluster.following.has_joined();
     cluster.namespace.hosts().let_known_objects_give_way();
-    cluster.copies_changed();
-    cluster.take_members(members);
+    cluster.holders.copies_changed();
+    cluster.following.take_members(members);
     let told = async {
         // An earlier publication may still wait for its answer; beats go on while this waits for it.
         cluster.namespace.publications().collect_outgoing();
@@ -131,12 +130,12 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
 async fn beat_on(cluster: &Cluster, presence: &Presence, epoch: Epoch) {
     loop {
         tokio::time::sleep(BEAT_LOOK).await;
-        if cluster.epoch() != epoch {
+        if cluster.following.epoch() != epoch {
             return;
         }
         let (used_bytes, size_bytes) = (presence.tier1)();
-        let now_ms = cluster.now_ms();
-        let due = cluster.view().beat(used_bytes, size_bytes, now_ms);
+        let now_ms = cluster.following.now_ms();
+        let due = cluster.following.view().beat(used_bytes, size_bytes, now_ms);
         let Some(due) = due else { continue };
         let beat = Beat {
             start: due.from.start,
@@ -147,8 +146,8 @@ async fn beat_on(cluster: &Cluster, presence: &Presence, epoch: Epoch) {
         };
         match cluster.ask::<Beaten>(&ToCoordinator::Beat(beat), BEAT_DEADLINE).await {
             Ok(beaten) => {
-                let now_ms = cluster.now_ms();
-                if let Err(refusal) = cluster.view().echoed(&beaten.echo, now_ms) {
+                let now_ms = cluster.following.now_ms();
+                if let Err(refusal) = cluster.following.view().echoed(&beaten.echo, now_ms) {
                     tracing::warn!(%refusal, "joining again");
                     return;
                 }
@@ -159,7 +158,7 @@ async fn beat_on(cluster: &Cluster, presence: &Presence, epoch: Epoch) {
             // The coordinator does not know this node: the coordinator is new, or it declared this node gone.
             Err(Away::Refused(refusal)) => {
                 tracing::warn!(%refusal, "joining again");
-                cluster.view().rejoin();
+                cluster.following.view().rejoin();
                 return;
             }
             Err(away) => {
@@ -182,14 +181,14 @@ fn understood(members: &EncodedMembers) -> Option<Arc<Members>> {
 
 /// Asks for the members if the list here is older: a change was sent while this node could not be reached.
 pub(super) async fn take_newer_members(cluster: &Cluster, number: u64) {
-    let known = cluster.members.borrow().number;
+    let known = cluster.following.members().number;
     if known >= number {
         return;
     }
     match cluster.ask::<EncodedMembers>(&ToCoordinator::Members, BEAT_DEADLINE).await {
         Ok(members) => {
             if let Some(members) = understood(&members) {
-                cluster.take_members(members);
+                cluster.following.take_members(members);
             }
         }
         // The next beat's answer gives the number again.
@@ -206,7 +205,7 @@ async fn publish_on(cluster: Arc<Cluster>) {
             () = cluster.namespace.publications().outgoing_changed() => {}
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
-        if !matches!(cluster.seat(), Seat::There(_)) {
+        if !matches!(cluster.following.seat(), Seat::There(_)) {
             continue;
         }
         if let Err(away) = cluster.publish().await {

@@ -9,6 +9,7 @@
 //! | `remembered` | what answers let this node do without a question, for a moment |
 //! | `publisher` | publishing this node's changes to the coordinator |
 //! | `facts` | the tree's nodes as they are published |
+//! | `following` | the coordinator that this node follows, and the members |
 //! | `member` | joining, beating, following the coordinator |
 //! | `calls` | the number of calls to the coordinator, by kind |
 //! | `said` | what coordinators said in their answers to beats |
@@ -29,6 +30,7 @@ mod asking;
 mod calls;
 mod copies;
 mod facts;
+mod following;
 mod held;
 mod leave;
 mod member;
@@ -43,8 +45,9 @@ mod tagged;
 mod whereabouts;
 mod witness;
 
-pub use copies::tell_copies;
+pub use copies::{Holders, tell_copies};
 pub use facts::state_of;
+pub use following::Following;
 pub use leave::{Leave, Wanted};
 pub use member::{Presence, follow};
 pub use names::{Access, Guard};
@@ -55,22 +58,18 @@ pub use whereabouts::Near;
 
 use bytes::Bytes;
 use calls::Calls;
-use copies::Holders;
 use held::Names;
 use publisher::Publisher;
 use serde::de::DeserializeOwned;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidemark_namespace::{Moment, Namespace, NodeId};
-use tidemark_protocol::cluster::members::Missed;
-use tidemark_protocol::cluster::wire::{
-    self, Member, Members, MembersChange, ToCoordinator, ToNode, WireError,
-};
+use tidemark_protocol::cluster::wire::{self, Member, Members, ToCoordinator, ToNode, WireError};
 use tidemark_protocol::error::error_text;
-use tidemark_protocol::id::{Epoch, Incarnation, StartId};
+use tidemark_protocol::id::StartId;
 use tidemark_protocol::key::NodeLife;
-use tidemark_protocol::membership::{Coordinator, Life, View};
+use tidemark_protocol::membership::Life;
 use tidemark_protocol::path::join;
 use tidemark_protocol::report;
 use tidemark_transport::{Address, Link, LinkError, LinkErrorKind, Refusal};
@@ -78,9 +77,6 @@ use tokio::time::Instant;
 
 /// Longest wait for an answer of the coordinator that may depend on other nodes' answers.
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
-
-/// Time after which a new coordinator knows who keeps which copies: members report their copies when they join, and all others are gone.
-pub(crate) const SETTLED: Duration = Duration::from_secs(5);
 
 /// The first byte of a call, which names its kind.
 pub(crate) mod tag {
@@ -218,26 +214,13 @@ pub struct Cluster {
     namespace: Arc<Namespace>,
     link: OnceLock<Arc<dyn Link>>,
     runtime: tokio::runtime::Handle,
-    seat: RwLock<Seat>,
-    seat_changed: tokio::sync::watch::Sender<u64>,
-    members: tokio::sync::watch::Sender<Arc<Members>>,
-    /// The coordinator that this node follows, and when that one last answered.
-    view: Mutex<View>,
-    began: Instant,
+    pub following: Following,
     calls: Calls,
     names: Names,
     publisher: Publisher,
-    holders: Holders,
-    /// How often a coordinator let this node join.
-    joined: AtomicU64,
-    /// How the last try to join failed; none once one succeeded.
-    not_in: Mutex<Option<NotIn>>,
-    /// When the coordinator role was last taken over.
-    seated: Mutex<Option<Instant>>,
+    pub holders: Holders,
     /// Whether this node was the coordinator: it then collected no states for another one.
     led: AtomicBool,
-    /// The node that last sent a change of the members, and its epoch: that node was the coordinator of the epoch.
-    commander: Mutex<Option<(Epoch, String)>>,
     said: Said,
 }
 
@@ -251,28 +234,20 @@ impl Cluster {
         runtime: tokio::runtime::Handle,
     ) -> Arc<Self> {
         let NodeLife { node, incarnation } = life.clone();
-        let view = View::new(Life { node, incarnation, start }, Epoch::default());
+        let following = Following::new(Life { node, incarnation, start });
         Arc::new(Self {
             life,
             start,
             names: Names::default(),
             publisher: Publisher::new(namespace.catalog().moment_before()),
             holders: Holders::default(),
-            joined: AtomicU64::new(0),
-            not_in: Mutex::default(),
-            seated: Mutex::default(),
             // The daemon before this one may have been the coordinator.
             led: AtomicBool::new(namespace.catalog().catalog_of().is_some()),
-            commander: Mutex::default(),
             said: Said::default(),
             namespace,
             link: OnceLock::new(),
             runtime,
-            seat: RwLock::default(),
-            seat_changed: tokio::sync::watch::Sender::new(0),
-            members: tokio::sync::watch::Sender::default(),
-            view: Mutex::new(view),
-            began: Instant::now(),
+            following,
             calls: Calls::default(),
         })
     }
@@ -290,15 +265,6 @@ impl Cluster {
         self.calls.counted()
     }
 
-    fn view(&self) -> MutexGuard<'_, View> {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the time of [`View`]'s clock.
-    fn now_ms(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
     /// Sets the link to the other nodes. May be called once.
     pub fn connect(&self, link: Arc<dyn Link>) {
         assert!(self.link.set(link).is_ok(), "a node has one end of the links");
@@ -312,7 +278,7 @@ impl Cluster {
 
     /// Sets where the coordinator is. Directories that this node holds alone stay so until the new coordinator says otherwise.
     pub fn sit(&self, seat: Seat) {
-        let mut now = self.seat.write().unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.following.lock_seat();
         let same = matches!((&*now, &seat), (Seat::There(one), Seat::There(other)) if one == other);
         if matches!(*now, Seat::Here(_)) {
             self.namespace.catalog().forget_removed();
@@ -331,129 +297,8 @@ impl Cluster {
         drop(now);
         self.names.forget_answers();
         if !same {
-            *self.seated.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-            self.view().rejoin();
-            self.seat_changed.send_modify(|number| *number += 1);
+            self.following.seat_has_changed();
         }
-    }
-
-    /// Whether this node has been the coordinator long enough for all members to report the copies they keep.
-    #[must_use]
-    pub fn is_settled(&self) -> bool {
-        let seated = *self.seated.lock().unwrap_or_else(PoisonError::into_inner);
-        self.is_coordinator() && seated.is_some_and(|at| at.elapsed() >= SETTLED)
-    }
-
-    /// Returns where the coordinator is.
-    #[must_use]
-    pub fn seat(&self) -> Seat {
-        self.seat.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Whether this node is the coordinator, or a coordinator has let it join, which may be away by now.
-    #[must_use]
-    pub fn is_in(&self) -> bool {
-        self.is_coordinator() || !matches!(self.coordinator(), Coordinator::Unknown)
-    }
-
-    /// Returns how the last try to join failed; none if it succeeded, and before the first.
-    #[must_use]
-    pub fn why_not_in(&self) -> Option<NotIn> {
-        self.not_in.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Records how a try to join ended. Returns whether the result differs from the last one.
-    fn tried_to_join(&self, not_in: Option<NotIn>) -> bool {
-        let mut noted = self.not_in.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_news = *noted != not_in;
-        *noted = not_in;
-        is_news
-    }
-
-    /// Notifies of each change of the coordinator.
-    #[must_use]
-    pub fn watch_seat(&self) -> tokio::sync::watch::Receiver<u64> {
-        self.seat_changed.subscribe()
-    }
-
-    fn joined_number(&self) -> u64 {
-        self.joined.load(Ordering::Acquire)
-    }
-
-    /// Whether this node is the coordinator.
-    #[must_use]
-    pub fn is_coordinator(&self) -> bool {
-        matches!(*self.seat.read().unwrap_or_else(PoisonError::into_inner), Seat::Here(_))
-    }
-
-    /// Returns the members as last published.
-    #[must_use]
-    pub fn members(&self) -> Arc<Members> {
-        Arc::clone(&self.members.borrow())
-    }
-
-    /// Notifies of each change of the members.
-    #[must_use]
-    pub fn watch_members(&self) -> tokio::sync::watch::Receiver<Arc<Members>> {
-        self.members.subscribe()
-    }
-
-    /// Returns the member of that life.
-    #[must_use]
-    pub fn member_of(&self, incarnation: Incarnation) -> Option<Member> {
-        let members = self.members.borrow();
-        members.members.iter().find(|member| member.life.incarnation == incarnation).cloned()
-    }
-
-    /// Replaces the list of members, unless the new list is older than the known one.
-    pub fn take_members(&self, members: Arc<Members>) {
-        self.saw_epoch(members.epoch);
-        self.members.send_if_modified(|known| {
-            let newer = (members.epoch, members.number) > (known.epoch, known.number);
-            if newer {
-                *known = members;
-            }
-            newer
-        });
-    }
-
-    /// Follows a change of the members.
-    ///
-    /// # Errors
-    /// An earlier change was missed: the caller has to ask for the whole list.
-    pub fn follow_members(&self, change: MembersChange) -> Result<(), Missed> {
-        self.saw_epoch(change.epoch);
-        let mut followed = Ok(false);
-        self.members.send_if_modified(|known| {
-            followed = Arc::make_mut(known).follow(change);
-            matches!(followed, Ok(true))
-        });
-        followed.map(drop)
-    }
-
-    /// Returns the highest epoch that was seen.
-    #[must_use]
-    pub fn epoch(&self) -> Epoch {
-        self.view().epoch()
-    }
-
-    /// Records an epoch. Returns false if a higher one was seen: the sender has then been replaced.
-    pub fn saw_epoch(&self, epoch: Epoch) -> bool {
-        self.view().follow(epoch).is_ok()
-    }
-
-    /// Records that a coordinator sent a change of its members.
-    fn heard_commander(&self, epoch: Epoch, node: String) {
-        *self.commander.lock().unwrap_or_else(PoisonError::into_inner) = Some((epoch, node));
-    }
-
-    /// Returns the coordinator of the highest epoch that was seen, if it sent its members to this node.
-    #[must_use]
-    pub fn commander(&self) -> Option<Address> {
-        let (epoch, node) = self.commander.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
-        let members = self.members();
-        let member = members.members.iter().find(|member| member.life.node.as_str() == node && !member.gone);
-        member.filter(|_| epoch == self.epoch()).map(address_of)
     }
 
     /// Returns what the coordinators said that this node followed.
@@ -462,31 +307,13 @@ impl Cluster {
         &self.said
     }
 
-    /// Whether the coordinator has answered lately.
-    #[must_use]
-    pub fn is_reachable(&self) -> bool {
-        self.is_coordinator() || matches!(self.coordinator(), Coordinator::Heard { .. })
-    }
-
-    /// Returns what this node, which is not the coordinator itself, knows of its coordinator.
-    #[must_use]
-    pub fn coordinator(&self) -> Coordinator {
-        let now_ms = self.now_ms();
-        self.view().coordinator(now_ms)
-    }
-
-    pub(crate) fn heard_coordinator(&self) {
-        let now_ms = self.now_ms();
-        self.view().heard(now_ms);
-    }
-
     /// Asks the coordinator.
     pub(crate) async fn ask<T: DeserializeOwned>(
         &self,
         message: &ToCoordinator,
         deadline: Duration,
     ) -> Result<T, Away> {
-        let bytes = match self.seat() {
+        let bytes = match self.following.seat() {
             Seat::Unknown => return Err(Away::Nobody),
             Seat::Here(authority) => {
                 let answer = authority.answer(self.life.clone(), message.clone());
@@ -496,7 +323,7 @@ impl Cluster {
             Seat::There(address) => {
                 let link = self.link.get().ok_or(Away::Nobody)?;
                 self.calls.count(message);
-                let mut seats = self.seat_changed.subscribe();
+                let mut seats = self.following.watch_seat();
                 let answer = tokio::select! {
                     answer = link.call(&address, tagged(tag::COORDINATOR, message)?, deadline) => answer,
                     // An answer of a replaced coordinator is not used.
@@ -506,7 +333,7 @@ impl Cluster {
                     LinkError::Refused { refusal, .. } => Away::Refused(refusal),
                     error => Away::Link(error),
                 })?;
-                self.heard_coordinator();
+                self.following.heard_coordinator();
                 answer
             }
         };
@@ -518,7 +345,7 @@ impl Cluster {
     /// # Errors
     /// The coordinator is away, or refuses. [`Away::Nobody`] if this node is the coordinator.
     pub async fn forward(&self, command: &[u8], deadline: Duration) -> Result<Bytes, Away> {
-        let Seat::There(address) = self.seat() else { return Err(Away::Nobody) };
+        let Seat::There(address) = self.following.seat() else { return Err(Away::Nobody) };
         let link = self.link.get().ok_or(Away::Nobody)?;
         let body = [&[tag::COMMAND], command].concat();
         link.call(&address, body.into(), deadline).await.map_err(|error| match error {
@@ -589,7 +416,7 @@ impl Cluster {
     /// # Errors
     /// The coordinator is away; the changes are published later.
     pub async fn publish(&self) -> Result<(), Away> {
-        match self.seat() {
+        match self.following.seat() {
             Seat::Here(authority) => {
                 if authority.is_kept().await {
                     Ok(())
@@ -609,13 +436,13 @@ impl Cluster {
     /// Whether this node is a new coordinator, and some nodes have not yet published all they know.
     #[must_use]
     pub fn hears_still(&self) -> bool {
-        matches!(self.seat(), Seat::Here(authority) if authority.hears_still())
+        matches!(self.following.seat(), Seat::Here(authority) if authority.hears_still())
     }
 
     /// Asks every node that may know of names at or below a path to publish them. Returns false if a node could not be asked, and if this
     /// node is not the coordinator.
     pub(crate) async fn hear_below(&self, path: &[u8]) -> bool {
-        match self.seat() {
+        match self.following.seat() {
             Seat::Here(authority) => authority.hear_below(path).await,
             Seat::There(_) | Seat::Unknown => false,
         }
@@ -623,7 +450,7 @@ impl Cluster {
 
     /// Recalls these names from other nodes, if this node is the coordinator: its loop, and not a call with leave, made or removed them.
     pub(crate) fn changed_here(&self, paths: &[&[u8]]) {
-        if let Seat::Here(authority) = self.seat() {
+        if let Seat::Here(authority) = self.following.seat() {
             authority.changed_here(paths);
         }
     }
@@ -649,7 +476,7 @@ impl Cluster {
     /// Records that this node made a directory, and so holds it alone.
     pub fn made_directory(&self, node: NodeId) {
         // Other nodes see a directory in the coordinator's tree at once, and one of them may hold it by now.
-        if let Seat::Here(authority) = self.seat()
+        if let Seat::Here(authority) = self.following.seat()
             && !self.namespace.nodes().path_of(node).is_some_and(|path| authority.made(&path))
         {
             return;
@@ -676,7 +503,7 @@ impl Cluster {
         }
         let path =
             |(parent, name): (NodeId, &[u8])| Some(join(&self.namespace.nodes().path_of(parent)?, name));
-        if let (false, Seat::Here(authority)) = (moved.is_empty(), self.seat())
+        if let (false, Seat::Here(authority)) = (moved.is_empty(), self.following.seat())
             && let (Some(from), Some(to)) = (path(from), path(to))
         {
             authority.moved(&from, &to, exchange);

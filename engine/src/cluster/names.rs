@@ -12,7 +12,7 @@ use super::{Away, Cluster, address_of};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemark_namespace::{FsError, NodeId};
+use tidemark_namespace::{FsError, Namespace, NodeId};
 use tidemark_protocol::cluster::leases::KNOWN;
 use tidemark_protocol::cluster::wire::{Intent, Leave, ToNode};
 use tidemark_protocol::id::NodeName;
@@ -77,6 +77,10 @@ pub struct Guard {
 }
 
 impl Guard {
+    fn new(cluster: &Arc<Cluster>, held: Option<NodeId>, name: Option<(Name, u64)>) -> Self {
+        Self { cluster: Arc::clone(cluster), held, name }
+    }
+
     /// Whether this node holds the directory alone: the call's changes may then be published later.
     #[must_use]
     pub fn is_alone(&self) -> bool {
@@ -105,22 +109,22 @@ impl Cluster {
             if self.is_clear(directory, &name.1)
                 && let Some(ticket) = self.names.enter_to_change(&name)
             {
-                return Some(self.guard(Some(directory), Some((name, ticket))));
+                return Some(Guard::new(self, Some(directory), Some((name, ticket))));
             }
         } else if self.names.enter(directory) {
-            return Some(self.guard(Some(directory), None));
+            return Some(Guard::new(self, Some(directory), None));
         }
         if let Access::Change { parent, name, .. } = access {
             let name = (parent, name.to_vec());
             if let Some(ticket) = self.names.begin_promised(&name) {
-                return Some(self.guard(None, Some((name, ticket))));
+                return Some(Guard::new(self, None, Some((name, ticket))));
             }
         }
         if let Access::Look { parent, name } = access
             && let Some(child) = self.namespace.standing().child_directory(parent, name)
             && self.names.is_still_there(child)
         {
-            return Some(self.guard(None, None));
+            return Some(Guard::new(self, None, None));
         }
         None
     }
@@ -159,7 +163,7 @@ impl Cluster {
             let name =
                 access.name().filter(|_| intent != Intent::Read).map(|name| (directory, name.to_vec()));
             let name = name.map(|name| (name.clone(), self.names.begin(name)));
-            let mut guard = self.guard(None, name);
+            let mut guard = Guard::new(self, None, name);
             let asked = match turn {
                 // The turn ends with the answer.
                 Ok(_turn) => asking.about(&path, access, intent).await,
@@ -195,8 +199,8 @@ impl Cluster {
                     // call that went on without its answer might make a file twice.
                     if !matches!(away, Away::Refused(_)) {
                         let begun = self.names.outage_begun(asked_at);
-                        let is_away = self.is_coordinator() || !self.is_reachable();
-                        if is_away && begun.elapsed() >= OUTAGE_WAIT && self.goes_on(access) {
+                        let is_away = self.following.is_coordinator() || !self.following.is_reachable();
+                        if is_away && begun.elapsed() >= OUTAGE_WAIT && access.goes_on(&self.namespace) {
                             return Ok(guard);
                         }
                     }
@@ -243,7 +247,7 @@ impl Cluster {
         if nodes.contains(&self.life.node) {
             self.names.forget_answers();
         }
-        let (members, message) = (self.members(), ToNode::Forget { epoch: self.epoch() });
+        let (members, message) = (self.following.members(), ToNode::Forget { epoch: self.following.epoch() });
         let others = members
             .members
             .iter()
@@ -252,24 +256,20 @@ impl Cluster {
         let asked = addresses.iter().map(|node| self.ask_node::<()>(node, &message, KNOWN));
         futures::future::join_all(asked).await.iter().all(Result::is_ok)
     }
-
-    fn guard(self: &Arc<Self>, held: Option<NodeId>, name: Option<(Name, u64)>) -> Guard {
-        Guard { cluster: Arc::clone(self), held, name }
-    }
-
-    /// Whether the call may go on without the coordinator: this node knows the name, or makes it here and publishes it
-    /// later.
-    fn goes_on(&self, access: Access<'_>) -> bool {
-        match access {
-            Access::Look { parent, name } => self.namespace.standing().has_name(parent, name),
-            Access::Change { sure, .. } => !sure,
-            Access::Attributes { .. } => true,
-            Access::Move { .. } | Access::List { .. } => false,
-        }
-    }
 }
 
 impl Access<'_> {
+    /// Whether the call may go on without the coordinator: this node knows the name, or makes it here and publishes it
+    /// later.
+    fn goes_on(&self, namespace: &Namespace) -> bool {
+        match self {
+            Self::Look { parent, name } => namespace.standing().has_name(*parent, name),
+            Self::Change { sure, .. } => !*sure,
+            Self::Attributes { .. } => true,
+            Self::Move { .. } | Self::List { .. } => false,
+        }
+    }
+
     /// Returns the name in question; none for a whole directory.
     pub(super) fn name(&self) -> Option<&[u8]> {
         match self {

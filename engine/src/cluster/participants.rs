@@ -13,14 +13,14 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 impl Cluster {
     fn present(&self, life: Incarnation) -> Option<Member> {
-        self.member_of(life).filter(|member| !member.gone)
+        self.following.member_of(life).filter(|member| !member.gone)
     }
 }
 
 #[async_trait::async_trait]
 impl Participants for Cluster {
     fn epoch(&self) -> Epoch {
-        Self::epoch(self)
+        self.following.epoch()
     }
 
     fn is_present(&self, life: Incarnation) -> bool {

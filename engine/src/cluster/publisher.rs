@@ -126,12 +126,12 @@ pub(super) async fn tell_from(cluster: &Cluster, joined: &Joined, answered: u64)
 /// Publishes every change that the coordinator has not received. Changes made meanwhile are published later: a job that saves small
 /// files always has new ones, and the caller would wait for the job's end.
 pub(super) async fn publish(cluster: &Cluster) -> Result<(), Away> {
-    if cluster.is_coordinator() {
+    if cluster.following.is_coordinator() {
         return Ok(());
     }
     let mut turn = cluster.publisher.turn.lock().await;
     // This node may have become the coordinator meanwhile.
-    if cluster.is_coordinator() {
+    if cluster.following.is_coordinator() {
         return Ok(());
     }
     if !*cluster.publisher.compared.read().await {

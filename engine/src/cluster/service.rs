@@ -78,9 +78,9 @@ impl NodeService {
             ToNode::Members(change) => {
                 self.check(change.epoch)?;
                 // Other commands may carry an epoch that their sender has merely seen; only the epoch's coordinator sends this one.
-                cluster.heard_commander(change.epoch, from.node.clone());
+                cluster.following.heard_commander(change.epoch, from.node.clone());
                 let number = change.number;
-                if let Err(missed) = cluster.follow_members(change) {
+                if let Err(missed) = cluster.following.follow_members(change) {
                     tracing::debug!(%missed, "a change of the members");
                     member::take_newer_members(cluster, number).await;
                 }
@@ -103,7 +103,7 @@ impl NodeService {
                 tokio::task::spawn_blocking(move || namespace.mirror().end_removed(&files))
                     .await
                     .expect("removing does not panic");
-                cluster.copies_changed();
+                cluster.holders.copies_changed();
                 wire::encode(&())
             }
             ToNode::Pace { epoch, waited_for } => {
@@ -117,10 +117,10 @@ impl NodeService {
 
     /// Refuses a command of any coordinator but the newest.
     fn check(&self, epoch: Epoch) -> Result<(), Refusal> {
-        if self.cluster.saw_epoch(epoch) {
+        if self.cluster.following.saw_epoch(epoch) {
             return Ok(());
         }
-        let ours = self.cluster.epoch();
+        let ours = self.cluster.following.epoch();
         Err(Refusal::new(
             LinkErrorKind::Fenced,
             format!("epoch {epoch} commands, and epoch {ours} was seen: another coordinator took over"),
@@ -171,7 +171,7 @@ impl Service for NodeService {
             tag::COORDINATOR => {
                 let message: ToCoordinator =
                     wire::decode(&rest).map_err(|error| invalid(error.to_string()))?;
-                let Seat::Here(authority) = self.cluster.seat() else {
+                let Seat::Here(authority) = self.cluster.following.seat() else {
                     let why = "this node is not the coordinator; ask the one that the lease names";
                     return Err(Refusal::new(LinkErrorKind::Unavailable, why));
                 };
@@ -193,7 +193,7 @@ impl Service for NodeService {
     fn tell(&self, _: Peer, _: Bytes) {}
 
     fn epoch(&self) -> u64 {
-        self.cluster.epoch().0
+        self.cluster.following.epoch().0
     }
 
     fn saw_epoch(&self, _: &Peer, epoch: u64) {
@@ -208,7 +208,7 @@ impl Service for NodeService {
     }
 
     fn disconnected(&self, peer: &Peer) {
-        if let (Seat::Here(authority), Ok(node)) = (self.cluster.seat(), peer.node.parse()) {
+        if let (Seat::Here(authority), Ok(node)) = (self.cluster.following.seat(), peer.node.parse()) {
             let (incarnation, start) = (Incarnation(peer.incarnation), StartId(peer.start));
             authority.disconnected(Life { node, incarnation, start });
         }

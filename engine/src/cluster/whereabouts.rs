@@ -53,7 +53,8 @@ impl Cluster {
     /// a moment is not lost.
     #[must_use]
     pub fn is_begun_on_lost(&self, node: NodeId) -> bool {
-        let home = self.namespace.standing().begun_elsewhere(node).and_then(|home| self.member_of(home));
+        let home =
+            self.namespace.standing().begun_elsewhere(node).and_then(|home| self.following.member_of(home));
         home.is_some_and(|member| member.gone)
     }
 }

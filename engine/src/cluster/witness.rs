@@ -16,7 +16,10 @@ const TRY_PART: (u64, u64) = (2, 3);
 /// Tries to reach the node that is asked about. A later start on the same memory counts too: the daemon was restarted, and the
 /// node's bytes are there.
 pub(super) async fn look(cluster: &Arc<Cluster>, ask: Ask) -> Result<Heard, Refusal> {
-    let member = cluster.member_of(ask.about.incarnation).filter(|member| member.life.node == ask.about.node);
+    let member = cluster
+        .following
+        .member_of(ask.about.incarnation)
+        .filter(|member| member.life.node == ask.about.node);
     // A node whose address is not known here cannot be tried, and a try that was not made is no evidence.
     let member = member.ok_or_else(|| {
         let why = format!("node {} is not known here; ask another one", ask.about.node);
@@ -32,5 +35,9 @@ pub(super) async fn look(cluster: &Arc<Cluster>, ask: Ask) -> Result<Heard, Refu
             false
         }
     };
-    cluster.view().answer(&ask, heard).map_err(|why| Refusal::new(LinkErrorKind::Fenced, why.to_string()))
+    cluster
+        .following
+        .view()
+        .answer(&ask, heard)
+        .map_err(|why| Refusal::new(LinkErrorKind::Fenced, why.to_string()))
 }

@@ -166,7 +166,7 @@ pub struct Shared {
 impl Shared {
     /// Whether a life of a node is over. An unknown life counts as over.
     pub(crate) fn is_gone(&self, life: Incarnation) -> bool {
-        let member = self.cluster.get().and_then(|cluster| cluster.member_of(life));
+        let member = self.cluster.get().and_then(|cluster| cluster.following.member_of(life));
         member.is_none_or(|member| member.gone)
     }
 
@@ -179,19 +179,19 @@ impl Shared {
     pub(crate) fn has_lost(&self, view: &FileView) -> bool {
         let (Some(cluster), Some(remote)) = (self.cluster.get(), &view.remote) else { return false };
         let is_somewhere = view.host || view.object.is_some() || !self.is_gone(remote.home);
-        !is_somewhere && cluster.is_settled() && !cluster.is_copied(view.file, view.last_seal)
+        !is_somewhere && cluster.following.is_settled() && !cluster.is_copied(view.file, view.last_seal)
     }
 
     /// Returns the life that wrote a file. If no node knows that life any more, it counts as one of this node.
     pub(crate) fn life_of(&self, incarnation: Incarnation) -> NodeLife {
-        let member = self.cluster.get().and_then(|cluster| cluster.member_of(incarnation));
+        let member = self.cluster.get().and_then(|cluster| cluster.following.member_of(incarnation));
         let node = member.map_or_else(|| self.drain.life.node.clone(), |member| member.life.node);
         NodeLife { node, incarnation }
     }
 
     /// Whether this node decides over checkpoints: it is alone, or the coordinator.
     pub fn decides(&self) -> bool {
-        self.cluster.get().is_none_or(|cluster| cluster.is_coordinator())
+        self.cluster.get().is_none_or(|cluster| cluster.following.is_coordinator())
     }
 
     /// Returns the parts that phase 1 of an attempt works with.

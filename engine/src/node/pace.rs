@@ -27,7 +27,9 @@ impl Flushes {
         shared.drain.with_pace(|pace, _| pace.lift());
         shared.lift_pace_of_copies();
         let is_told = self.told_others.is_some_and(|at| at.elapsed() < TELL_EVERY);
-        if let Some(cluster) = shared.cluster.get().filter(|cluster| cluster.is_coordinator() && !is_told) {
+        if let Some(cluster) =
+            shared.cluster.get().filter(|cluster| cluster.following.is_coordinator() && !is_told)
+        {
             cluster.tell_waited_for();
             self.told_others = Some(Instant::now());
         }

@@ -141,7 +141,7 @@ impl Daemon {
     /// The epoch that this node commits in, or follows.
     fn epoch(&self) -> u64 {
         let shared = self.node.shared();
-        shared.cluster.get().map_or_else(|| shared.drain.epoch(), |cluster| cluster.epoch()).0
+        shared.cluster.get().map_or_else(|| shared.drain.epoch(), |cluster| cluster.following.epoch()).0
     }
 
     /// Where the mount is, absolute and without symbolic links, from the moment at which it is there.
@@ -246,8 +246,8 @@ impl Daemon {
     /// Returns, on the coordinator, nodes that it cannot hear while others can. A node that is gone is no problem: it may have ended in
     /// order.
     fn nodes_away(&self) -> Vec<Problem> {
-        let cluster = self.node.shared().cluster.get().filter(|cluster| cluster.is_coordinator());
-        let Some(members) = cluster.map(|cluster| cluster.members()) else { return Vec::new() };
+        let cluster = self.node.shared().cluster.get().filter(|cluster| cluster.following.is_coordinator());
+        let Some(members) = cluster.map(|cluster| cluster.following.members()) else { return Vec::new() };
         let away = members.members.iter().filter(|member| member.standing == Standing::CutOff).map(|member| {
             let what = format!("node {} is cut off from this coordinator: {}", member.life.node, member.why);
             let action =
@@ -315,7 +315,7 @@ impl Daemon {
 
     /// Returns the authority on nodes and their places, if this process has it.
     fn authority(&self) -> Option<Arc<dyn Authority>> {
-        match self.node.shared().cluster.get()?.seat() {
+        match self.node.shared().cluster.get()?.following.seat() {
             Seat::Here(authority) => Some(authority),
             Seat::There(_) | Seat::Unknown => None,
         }

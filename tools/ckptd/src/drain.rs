@@ -58,7 +58,7 @@ fn outcome(ended: Option<bool>, is_stale: bool, is_late: bool) -> Option<bool> {
 pub(crate) async fn drain(daemon: &Daemon, settings: &Settings) -> bool {
     let shared = daemon.node.shared();
     let limits = Limits::begin(settings, Instant::now());
-    let mut seat = shared.cluster.get().map(|cluster| cluster.watch_seat());
+    let mut seat = shared.cluster.get().map(|cluster| cluster.following.watch_seat());
     loop {
         if let Some(seat) = &mut seat {
             seat.mark_unchanged();

@@ -89,14 +89,14 @@ impl Daemon {
     /// Returns where checkpoints and nodes are decided: here, if this node is alone or the coordinator.
     pub(crate) fn decides(&self) -> Decides {
         match self.node.shared().cluster.get() {
-            Some(cluster) if !cluster.is_coordinator() => Decides::Elsewhere,
+            Some(cluster) if !cluster.following.is_coordinator() => Decides::Elsewhere,
             Some(_) | None => Decides::Here,
         }
     }
 
     /// Names the coordinator and its address, for people.
     pub(crate) fn coordinator_text(&self) -> String {
-        match self.node.shared().cluster.get().map(|cluster| cluster.seat()) {
+        match self.node.shared().cluster.get().map(|cluster| cluster.following.seat()) {
             Some(Seat::There(address)) => format!("node {} ({})", address.node, address.address),
             Some(Seat::Here(_)) => "this node".to_owned(),
             Some(Seat::Unknown) | None => "nobody known here".to_owned(),
@@ -125,7 +125,7 @@ impl Daemon {
         let body = serde_json::to_vec(command)
             .expect("requests have text keys and no map that can fail to be written");
         let until = Instant::now() + deadline;
-        let mut seats = cluster.watch_seat();
+        let mut seats = cluster.following.watch_seat();
         let answer = loop {
             seats.mark_unchanged();
             let left = until.saturating_duration_since(Instant::now());
@@ -239,7 +239,7 @@ impl Daemon {
         let Some(cluster) = self.node.shared().cluster.get() else { return Vec::new() };
         let until = Instant::now() + timeout.map_or(HEAR_MAX, |timeout| HEAR_MAX.min(timeout / 2));
         loop {
-            let Seat::Here(authority) = cluster.seat() else { return Vec::new() };
+            let Seat::Here(authority) = cluster.following.seat() else { return Vec::new() };
             let unheard = if authority.hears_still() {
                 vec!["this coordinator is new, and some nodes have not said yet what they know".to_owned()]
             } else {
@@ -340,15 +340,19 @@ impl Daemon {
 
     /// Where the coordinator is not heard: a problem for people.
     pub(crate) fn silence(&self) -> Option<String> {
-        let cluster = self.node.shared().cluster.get().filter(|cluster| !cluster.is_coordinator())?;
-        match cluster.coordinator() {
+        let cluster =
+            self.node.shared().cluster.get().filter(|cluster| !cluster.following.is_coordinator())?;
+        match cluster.following.coordinator() {
             Coordinator::Heard { .. } => None,
             Coordinator::Silent { name, for_ms } => {
                 let for_s = Duration::from_millis(for_ms).as_secs_f64();
                 Some(format!("the coordinator, node {name}, has not answered for {for_s:.1} s"))
             }
             Coordinator::Unknown => {
-                let why = cluster.why_not_in().map_or_else(String::new, |not_in| format!(": {}", not_in.why));
+                let why = cluster
+                    .following
+                    .why_not_in()
+                    .map_or_else(String::new, |not_in| format!(": {}", not_in.why));
                 Some(format!("the coordinator, {}, has not let this node in{why}", self.coordinator_text()))
             }
         }

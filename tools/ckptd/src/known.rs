@@ -39,7 +39,7 @@ fn taken_up(mut before: MemberList, own: &NodeName, address: &str) -> MemberList
 /// Writes the nodes that the next daemon is to await, at each change of the members, until dropped. At most some hundred bytes for each of
 /// them, at each notice of changes to all nodes.
 pub(crate) async fn keep_members(catalog: Arc<Catalog>, cluster: Arc<Cluster>, state_dir: StateDir) {
-    let mut members = cluster.watch_members();
+    let mut members = cluster.following.watch_members();
     let mut said = String::new();
     loop {
         members.mark_unchanged();

@@ -22,8 +22,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A coordinator refuses this node, and does not for a passing reason.
 pub(crate) async fn let_in(cluster: &Cluster) -> Result<(), Failure> {
     let (mut refused, mut said) = (None, Instant::now());
-    while !cluster.is_in() {
-        let not_in = cluster.why_not_in();
+    while !cluster.following.is_in() {
+        let not_in = cluster.following.why_not_in();
         let for_good = not_in.as_ref().filter(|not_in| not_in.for_good);
         refused = for_good.map(|_| refused.unwrap_or_else(Instant::now));
         if let (Some(NotIn { why, .. }), Some(since)) = (for_good, refused)

@@ -291,7 +291,7 @@ fn occupancy(tier1: &Tier1) -> (u64, u64) {
 
 /// Says who keeps copies of this node's files, as the members change.
 async fn follow_partners(cluster: Arc<Cluster>, partners: tokio::sync::watch::Sender<Vec<Address>>) {
-    let mut members = cluster.watch_members();
+    let mut members = cluster.following.watch_members();
     loop {
         let now = members.borrow_and_update().clone();
         let of = |name| now.members.iter().find(|member| member.life.node == name && !member.gone);
@@ -313,7 +313,7 @@ async fn follow_partners(cluster: Arc<Cluster>, partners: tokio::sync::watch::Se
 async fn keep_house(cluster: Arc<Cluster>, receiver: Arc<Receiver>) {
     loop {
         tokio::time::sleep(HOUSEKEEPING).await;
-        let members = cluster.members();
+        let members = cluster.following.members();
         receiver
             .tell_withdrawn(|name| {
                 let found = members.members.iter().find(|member| member.life.node.as_str() == name);
@@ -339,7 +339,7 @@ struct NodeInbox {
 impl Inbox for NodeInbox {
     async fn replication(&self, from: Peer, body: Bytes) -> Result<Bytes, Refusal> {
         let answer = self.receiver.answer(&from, body).await;
-        self.cluster.copies_changed();
+        self.cluster.holders.copies_changed();
         answer
     }
 

@@ -143,7 +143,7 @@ fn count_calls(daemon: &Daemon) {
     for (call, count) in cluster.calls() {
         raise_to(&metrics.coordinator_calls.get_or_create(&[("call", call)]), count);
     }
-    let Seat::Here(authority) = cluster.seat() else { return };
+    let Seat::Here(authority) = cluster.following.seat() else { return };
     for (call, count) in authority.calls() {
         raise_to(&metrics.catalog_calls.get_or_create(&[("call", call)]), count);
     }

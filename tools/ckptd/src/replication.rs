@@ -28,7 +28,7 @@ impl Counted {
     /// None for a node that is alone.
     pub(crate) fn status(&self, shared: &Shared, now_ms: i64) -> Option<ReplicationStatus> {
         let (cluster, replicator) = (shared.cluster.get()?, shared.replicator.get()?);
-        let members = cluster.members();
+        let members = cluster.following.members();
         let own = members.members.iter().find(|member| member.life == cluster.life)?;
         let partner = own.partners.first().and_then(|name| living(&members, name.as_str()));
         if let Some(partner) = partner.filter(|partner| !partner.gone && partner.standing != Standing::Gone) {

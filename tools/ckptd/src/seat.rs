@@ -106,7 +106,7 @@ impl Candidate {
                         said = why;
                     }
                     // A node that got the members from the coordinator of the highest epoch reaches all but etcd.
-                    if let Some(commander) = self.cluster.commander() {
+                    if let Some(commander) = self.cluster.following.commander() {
                         self.cluster.sit(Seat::There(commander));
                     }
                 }
@@ -130,7 +130,7 @@ impl Candidate {
     fn follow(&self, holder: &str, epoch: Epoch) {
         match address(holder) {
             Ok(coordinator) => {
-                if self.cluster.saw_epoch(epoch) {
+                if self.cluster.following.saw_epoch(epoch) {
                     self.cluster.sit(Seat::There(coordinator));
                 }
             }
@@ -144,8 +144,8 @@ impl Candidate {
     async fn take(&self, lease: &mut EtcdLease) -> bool {
         match lease.try_acquire(Instant::now()).await {
             Ok(Turn::Ours(epoch)) => {
-                if epoch <= self.cluster.epoch() {
-                    let seen = self.cluster.epoch();
+                if epoch <= self.cluster.following.epoch() {
+                    let seen = self.cluster.following.epoch();
                     tracing::error!(%epoch, %seen, "the etcd gives an epoch that is past: it lost its data; restore it from its backup");
                     let _ = lease
                         .release()
@@ -221,7 +221,7 @@ impl Candidate {
         };
         let of = kept.mark.epoch;
         // A node that followed that coordinator knows that there was no later one.
-        if self.cluster.epoch() != of {
+        if self.cluster.following.epoch() != of {
             let store = &self.daemon.node.shared().drain.store;
             match tokio::time::timeout(TIER3_WAIT, current_epoch(store.as_ref())).await {
                 Ok(Ok(Some(found))) if found > of => {
