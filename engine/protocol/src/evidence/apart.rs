@@ -25,21 +25,29 @@ pub fn judge(
     now_ns: i64,
 ) -> (Verdict, BTreeSet<RelPath>) {
     let case = Case { rules, candidate, facts, now_ns };
-    case.without_apart().unwrap_or_else(|| (case.with_added(), BTreeSet::new()))
+    let apart = Apart { case: &case };
+    apart.without_apart().unwrap_or_else(|| (apart.with_added(), BTreeSet::new()))
 }
 
-impl Case<'_> {
+/// The files that lie apart from the rest of a checkpoint.
+#[derive(Clone, Copy)]
+struct Apart<'a> {
+    case: &'a Case<'a>,
+}
+
+impl Apart<'_> {
     /// Returns none if no file lies apart, or if the rest is not whole without those files.
-    fn without_apart(&self) -> Option<(Verdict, BTreeSet<RelPath>)> {
+    fn without_apart(self) -> Option<(Verdict, BTreeSet<RelPath>)> {
         let apart = self.apart();
         if apart.is_empty() {
             return None;
         }
-        let mut left = self.candidate.clone();
+        let mut left = self.case.candidate.clone();
         left.files.retain(|path, _| !apart.contains(path));
-        let rest = Case { candidate: &left, ..*self };
-        if rest.is_the_version_before() {
-            return Some((rest.with_added(), apart));
+        let rest = Case { candidate: &left, ..*self.case };
+        let of_rest = Apart { case: &rest };
+        if of_rest.is_the_version_before() {
+            return Some((of_rest.with_added(), apart));
         }
         let lists = |evidence: Evidence| evidence == Evidence::Index && rest.is_last(evidence);
         match rest.verdict() {
@@ -57,30 +65,30 @@ impl Case<'_> {
     /// Judges the candidate with the added files. Closed files that no rule knows take nothing from the version before that lies beside
     /// them, whoever wrote them and however their writers ended. Because they may be half of something, a version with them is not
     /// committed.
-    fn with_added(&self) -> Verdict {
-        match self.verdict() {
+    fn with_added(self) -> Verdict {
+        match self.case.verdict() {
             Verdict::Torn { why } | Verdict::Settled { detail: why, undecided: true } if self.only_adds() => {
                 let detail =
                     format!("all that was complete is there unchanged, and to what was added: {why}");
-                let rests = self.has_settled() || self.facts.told != Told::No;
-                if rests { Verdict::Settled { detail, undecided: false } } else { self.wait(&detail) }
+                let rests = self.case.has_settled() || self.case.facts.told != Told::No;
+                if rests { Verdict::Settled { detail, undecided: false } } else { self.case.wait(&detail) }
             }
             verdict => verdict,
         }
     }
 
-    fn only_adds(&self) -> bool {
+    fn only_adds(self) -> bool {
         let is_added = |role: Role, fact: &FileFact| {
             role == Role::Other && (fact.state != FileState::Cut || fact.was_left_well())
         };
         self.is_the_version_before()
-            && self.present().all(|(_, role, fact)| fact.before == Before::Same || is_added(role, fact))
+            && self.case.present().all(|(_, role, fact)| fact.before == Before::Same || is_added(role, fact))
     }
 
     /// Selects the files that lie beside the rest. A file is left out if a writer of the rest began it after some of the rest existed, and
     /// left it open. Such a file may be the writer's last save, such as a data loader's state after the index.
-    fn apart(&self) -> BTreeSet<RelPath> {
-        let (beside, rest): (Vec<_>, Vec<_>) = self.present().partition(|found| self.is_apart(*found));
+    fn apart(self) -> BTreeSet<RelPath> {
+        let (beside, rest): (Vec<_>, Vec<_>) = self.case.present().partition(|found| self.is_apart(*found));
         let first_ns = rest.iter().map(|(_, _, fact)| fact.published_at_ns).min();
         let processes = rest.iter().flat_map(|(_, _, fact)| &fact.writers).map(|writer| writer.process);
         let processes: BTreeSet<_> = processes.collect();
@@ -93,15 +101,31 @@ impl Case<'_> {
     }
 
     /// Whether no program closed the file and no rule, no index and no version before knows its name.
-    fn is_apart(&self, (path, role, fact): (&RelPath, Role, &FileFact)) -> bool {
+    fn is_apart(self, (path, role, fact): (&RelPath, Role, &FileFact)) -> bool {
         let unclosed = match fact.state {
             FileState::Open { .. } | FileState::Mapped => true,
             FileState::Cut => !fact.vouched && fact.content != Content::Whole && !fact.was_left_well(),
             FileState::Closed | FileState::Sealed { .. } => false,
         };
-        unclosed && role == Role::Other && fact.before == Before::Nothing && !self.is_listed(path)
+        unclosed && role == Role::Other && fact.before == Before::Nothing && !self.case.is_listed(path)
     }
 
+    fn may_be_closed(self, apart: &BTreeSet<RelPath>) -> bool {
+        let is_over = |fact: &FileFact| {
+            fact.state == FileState::Cut && fact.writers.iter().all(|writer| writer.fate != Fate::Ended)
+        };
+        let open = apart.iter().filter_map(|path| self.case.facts.files.get(path)).any(|fact| !is_over(fact));
+        open && self.case.facts.told == Told::No
+    }
+
+    /// Whether every name of the newest complete version is there, with its bytes.
+    fn is_the_version_before(self) -> bool {
+        let same = self.case.present().filter(|(_, _, fact)| fact.before == Before::Same).count();
+        self.case.facts.names_before > 0 && same == self.case.facts.names_before
+    }
+}
+
+impl Case<'_> {
     /// Whether a proof by index suffices for a file that a program left open when it ended with status 0. If nothing follows an index,
     /// files that it does not list are not needed. A model's parts are often fetched by a program that leaves closing to its end
     /// (`curl URL >shard`).
@@ -122,19 +146,5 @@ impl Case<'_> {
             let lists = |name: RelPath| covered.as_ref().is_ok_and(|covered| covered.contains_key(&name));
             below_parent(index, path).is_some_and(lists)
         })
-    }
-
-    fn may_be_closed(&self, apart: &BTreeSet<RelPath>) -> bool {
-        let is_over = |fact: &FileFact| {
-            fact.state == FileState::Cut && fact.writers.iter().all(|writer| writer.fate != Fate::Ended)
-        };
-        let open = apart.iter().filter_map(|path| self.facts.files.get(path)).any(|fact| !is_over(fact));
-        open && self.facts.told == Told::No
-    }
-
-    /// Whether every name of the newest complete version is there, with its bytes.
-    fn is_the_version_before(&self) -> bool {
-        let same = self.present().filter(|(_, _, fact)| fact.before == Before::Same).count();
-        self.facts.names_before > 0 && same == self.facts.names_before
     }
 }

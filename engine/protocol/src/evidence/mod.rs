@@ -21,6 +21,7 @@ pub use crate::recognise::PARTS;
 pub use apart::judge;
 pub use filled::believed;
 pub use index::{Covered, IndexError, MAX_INDEX_BYTES, MAX_INDEX_FILES};
+use names::ByName;
 pub use over::Before;
 pub use read_index::parse_index;
 pub use writer::{Fate, Writer, have_ended_well};
@@ -239,7 +240,8 @@ impl Case<'_> {
         if let Some(waiting) = self.unfinished() {
             return waiting;
         }
-        let index = match self.index() {
+        let names = ByName { case: self };
+        let index = match names.index() {
             Finding::Read(path, kind) => return Verdict::ReadIndex { path, kind },
             other => other,
         };
@@ -251,7 +253,7 @@ impl Case<'_> {
             return broken;
         }
         // Without these nothing is complete, whatever else is proven.
-        let needed = [self.in_flight(), index, self.marker(), self.each_rank()];
+        let needed = [self.in_flight(), index, self.marker(), names.each_rank()];
         if let Some(missing) = needed.iter().find_map(Finding::missing) {
             return self.unproven(Some(missing));
         }
@@ -259,7 +261,7 @@ impl Case<'_> {
         // A proof that all names exist proves nothing about the bytes of a file.
         let left_open = self.left_open(&index);
         let mut unproven = None;
-        for finding in [self.renamed(), marker, index, self.rank_markers(), each_rank, self.count()] {
+        for finding in [self.renamed(), marker, index, names.rank_markers(), each_rank, names.count()] {
             match finding {
                 Finding::Proves(evidence, detail) => {
                     return left_open.unwrap_or_else(|| self.proven(evidence, detail));
@@ -399,7 +401,9 @@ impl Case<'_> {
     fn is_last(&self, evidence: Evidence) -> bool {
         let last = match evidence {
             Evidence::Marker => true,
-            Evidence::Index => self.candidate.shape == Shape::Flat || self.index_lies_on_top(),
+            Evidence::Index => {
+                self.candidate.shape == Shape::Flat || ByName { case: self }.index_lies_on_top()
+            }
             Evidence::Count => self.candidate.shape == Shape::Family,
             _ => false,
         };
@@ -662,7 +666,11 @@ impl Case<'_> {
     fn stands_alone(&self) -> bool {
         match self.candidate.shape {
             Shape::Single => true,
-            Shape::Family => !self.candidate.files.iter().any(|(path, role)| self.is_one_ranks(path, *role)),
+            Shape::Family => !self
+                .candidate
+                .files
+                .iter()
+                .any(|(path, role)| ByName { case: self }.is_one_ranks(path, *role)),
             Shape::Tree | Shape::Flat => false,
         }
     }

@@ -9,28 +9,37 @@ use crate::record::Evidence;
 use crate::visibility::Content;
 use std::collections::{BTreeMap, BTreeSet};
 
-impl Case<'_> {
+/// What the names of a checkpoint's files say.
+#[derive(Clone, Copy)]
+pub(super) struct ByName<'a> {
+    pub(super) case: &'a Case<'a>,
+}
+
+impl ByName<'_> {
     /// Judges the indices. An index proves the checkpoint if all files that it lists exist with at least the size that it gives, and every
     /// shard is listed by an index. If a program may go on, the listed files must also be older than their index.
-    pub(super) fn index(&self) -> Finding {
-        let indices: Vec<_> = self.present().filter(|(_, role, _)| matches!(role, Role::Index(_))).collect();
+    pub(super) fn index(self) -> Finding {
+        let indices: Vec<_> =
+            self.case.present().filter(|(_, role, _)| matches!(role, Role::Index(_))).collect();
         if indices.is_empty() {
-            let dcp = self.candidate.files.iter().find(|(path, _)| path.name().ends_with(b".distcp"));
+            let dcp = self.case.candidate.files.iter().find(|(path, _)| path.name().ends_with(b".distcp"));
             let without = |(path, _): (&RelPath, &Role)| {
                 let why = "torch.distributed.checkpoint has not written .metadata".to_owned();
                 let directory = path.parent().map_or_else(String::new, |directory| format!("{directory}/"));
                 Finding::Missing(vec![format!("{directory}.metadata")], why)
             };
-            let by_rank = self.candidate.files.values().any(|role| matches!(role, Role::RankMarker { .. }));
+            let by_rank =
+                self.case.candidate.files.values().any(|role| matches!(role, Role::RankMarker { .. }));
             return dcp.filter(|_| !by_rank).map_or(Finding::Silent, without);
         }
         // A job writes its index last, and a job that goes on may be about to rewrite it. A copy has any order.
-        let copied = self.is_over() && (self.ends() == Ends::Well || self.is_a_copy_that_failed());
+        let copied =
+            self.case.is_over() && (self.case.ends() == Ends::Well || self.case.is_a_copy_that_failed());
         let mut listed = BTreeSet::new();
         let dcp = indices.iter().any(|(_, role, _)| *role == Role::Index(IndexKind::Dcp));
         for (index, role, fact) in &indices {
             let Role::Index(kind) = role else { continue };
-            let Some(covered) = self.facts.indices.get(*index) else {
+            let Some(covered) = self.case.facts.indices.get(*index) else {
                 // Only sealed bytes are read. Bytes that a program left unclosed are sealed only if the program ended well.
                 if fact.is_cut() && !fact.was_left_well() {
                     let why = format!("{index} was not closed by the program that wrote it");
@@ -50,10 +59,12 @@ impl Case<'_> {
             for (relative, exact) in covered {
                 let path =
                     directory.as_ref().map_or_else(|| Ok(relative.clone()), |above| above.join(relative));
-                let Some((path, file)) =
-                    path.as_ref().ok().and_then(|path| Some((path.clone(), self.facts.files.get(path)?)))
+                let Some((path, file)) = path
+                    .as_ref()
+                    .ok()
+                    .and_then(|path| Some((path.clone(), self.case.facts.files.get(path)?)))
                 else {
-                    removed += usize::from(path.is_ok_and(|path| self.facts.removed.contains(&path)));
+                    removed += usize::from(path.is_ok_and(|path| self.case.facts.removed.contains(&path)));
                     missing.push(relative.to_string());
                     continue;
                 };
@@ -71,7 +82,7 @@ impl Case<'_> {
             // The committed version has this index, too, and lacks all of its files.
             let lacked = fact.committed && removed == 0;
             if all_missing
-                && (taken && self.ends() == Ends::Well
+                && (taken && self.case.ends() == Ends::Well
                     || (taken || lacked) && self.is_replaced(fact, covered))
             {
                 // The index is left over from a version before.
@@ -85,10 +96,10 @@ impl Case<'_> {
         if listed.is_empty() {
             return Finding::Silent;
         }
-        let size = self.world_size();
-        let published = self.present().filter(|(path, ..)| listed.contains(*path));
+        let size = self.case.world_size();
+        let published = self.case.present().filter(|(path, ..)| listed.contains(*path));
         let first_ns = published.map(|(_, _, fact)| fact.published_at_ns).min();
-        let stray = self.present().find(|(path, role, fact)| {
+        let stray = self.case.present().find(|(path, role, fact)| {
             // Files of further ranks that an older save left in the same directory.
             let left = first_ns.is_some_and(|first_ns| fact.published_at_ns < first_ns)
                 || dcp && path.name().ends_with(b".distcp");
@@ -105,10 +116,10 @@ impl Case<'_> {
 
     /// Whether a file of the format that an index lists was written after the index, and its content proves it whole: a model in one
     /// file, over its shards. The writer of that file may live on.
-    fn is_replaced(&self, index: &FileFact, covered: &Covered) -> bool {
+    fn is_replaced(self, index: &FileFact, covered: &Covered) -> bool {
         let ending = |name: &RelPath| name.name().rsplit(|byte| *byte == b'.').next().map(<[u8]>::to_vec);
         let format = covered.keys().next().and_then(ending);
-        self.present().any(|(path, _, file)| {
+        self.case.present().any(|(path, _, file)| {
             file.content == Content::Whole
                 && file.published_at_ns > index.published_at_ns
                 && part_of(path).is_none()
@@ -117,23 +128,23 @@ impl Case<'_> {
     }
 
     /// Whether an index lies directly in the checkpoint's directory and is DCP's, which comes after all ranks reported.
-    pub(super) fn index_lies_on_top(&self) -> bool {
-        let directory = self.candidate.id.directory.as_bytes();
-        self.candidate.files.iter().any(|(path, role)| {
+    pub(super) fn index_lies_on_top(self) -> bool {
+        let directory = self.case.candidate.id.directory.as_bytes();
+        self.case.candidate.files.iter().any(|(path, role)| {
             let above = path.parent();
             let top = above.as_ref().is_some_and(|above| above.name() == directory);
             *role == Role::Index(IndexKind::Dcp) && top
         })
     }
 
-    pub(super) fn rank_markers(&self) -> Finding {
+    pub(super) fn rank_markers(self) -> Finding {
         let mut ranks = Ranks::new();
-        for (path, role) in &self.candidate.files {
+        for (path, role) in &self.case.candidate.files {
             if let Role::RankMarker { rank } = role {
                 self.add(&mut ranks, *rank, path);
             }
         }
-        match self.world_size() {
+        match self.case.world_size() {
             _ if ranks.is_empty() => Finding::Silent,
             None => Finding::Missing(Vec::new(), "the size of the job is not known".into()),
             Some(size) => self.counted(&ranks, size, "markers of ranks"),
@@ -141,16 +152,16 @@ impl Case<'_> {
     }
 
     /// Counts `-of-NNNNN` in names, or the ranks of WORLD_SIZE.
-    pub(super) fn count(&self) -> Finding {
+    pub(super) fn count(self) -> Finding {
         let mut families: BTreeMap<(Vec<u8>, u64), BTreeSet<u64>> = BTreeMap::new();
         // A data set or pictures beside the state may be there in part. A file by itself is no part of anything here: each such file
         // is a checkpoint of its own.
-        let rule = self.rule();
-        let has_parts = self.candidate.shape != Shape::Single;
+        let rule = self.case.rule();
+        let has_parts = self.case.candidate.shape != Shape::Single;
         let is_state = |path: &RelPath, role: Role| {
             has_parts && (role != Role::Other || rule.is_some_and(|rule| rule.is_signature(path.name())))
         };
-        for (path, role) in &self.candidate.files {
+        for (path, role) in &self.case.candidate.files {
             if let Some((stem, index, of)) = part_of(path).filter(|_| is_state(path, *role)) {
                 families.entry((stem, of)).or_default().insert(index);
             }
@@ -163,10 +174,10 @@ impl Case<'_> {
                 return Finding::Missing(missing, why);
             }
         }
-        let Some(size) = self.world_size().filter(|size| *size > 1) else {
+        let Some(size) = self.case.world_size().filter(|size| *size > 1) else {
             let parts = families.values().map(BTreeSet::len).sum::<usize>();
             // Without a size, complete sets of parts prove only the files that carry parts.
-            let all_parts = parts == self.candidate.files.len();
+            let all_parts = parts == self.case.candidate.files.len();
             return if parts > 0 && all_parts {
                 Finding::Proves(Evidence::Count, format!("all {parts} parts are there"))
             } else {
@@ -177,9 +188,9 @@ impl Case<'_> {
             return Finding::Silent;
         }
         let mut shards: BTreeMap<Vec<u8>, Vec<(u64, &RelPath)>> = BTreeMap::new();
-        for (path, role) in &self.candidate.files {
+        for (path, role) in &self.case.candidate.files {
             if let (Role::Shard { rank: Some(rank) }, Some(masked)) =
-                (role, self.rules.mask_rank(path.name()))
+                (role, self.case.rules.mask_rank(path.name()))
             {
                 shards.entry(masked).or_default().push((*rank, path));
             }
@@ -206,10 +217,10 @@ impl Case<'_> {
     }
 
     /// Checks that each kind of file that every rank writes exists as often as the job has ranks.
-    pub(super) fn each_rank(&self) -> Finding {
-        let Some(size) = self.world_size().filter(|size| *size > 1) else { return Finding::Silent };
+    pub(super) fn each_rank(self) -> Finding {
+        let Some(size) = self.case.world_size().filter(|size| *size > 1) else { return Finding::Silent };
         let mut families: BTreeMap<Vec<u8>, Vec<(u64, Before)>> = BTreeMap::new();
-        for (path, role) in &self.candidate.files {
+        for (path, role) in &self.case.candidate.files {
             if let Role::EachRank { rank } = role {
                 families.entry(masked_digits(path.name())).or_default().push((*rank, self.before(path)));
             }
@@ -231,26 +242,26 @@ impl Case<'_> {
     }
 
     /// Whether the file's number is one more than the rank that wrote it: `shard_1.pt` is rank 0's.
-    fn counts_from_one(&self, number: u64, path: &RelPath) -> bool {
-        let ranks = self.facts.files.get(path).into_iter().flat_map(|fact| &fact.writers);
+    fn counts_from_one(self, number: u64, path: &RelPath) -> bool {
+        let ranks = self.case.facts.files.get(path).into_iter().flat_map(|fact| &fact.writers);
         let mut ranks = ranks.map(|writer| writer.rank).peekable();
         ranks.peek().is_some() && ranks.all(|rank| rank.and_then(|rank| rank.checked_add(1)) == Some(number))
     }
 
     /// Whether a file is one rank's, by its name and its writers.
-    pub(super) fn is_one_ranks(&self, path: &RelPath, role: Role) -> bool {
-        let size = self.world_size();
+    pub(super) fn is_one_ranks(self, path: &RelPath, role: Role) -> bool {
+        let size = self.case.world_size();
         let is_after_its_writer = |number| self.counts_from_one(number, path);
         is_of_one_rank(role, size)
             || size.is_some_and(|size| size > 1) && role.rank().is_some_and(is_after_its_writer)
     }
 
-    fn add(&self, ranks: &mut Ranks, rank: u64, path: &RelPath) {
+    fn add(self, ranks: &mut Ranks, rank: u64, path: &RelPath) {
         let before = self.before(path);
         ranks.entry(rank).and_modify(|known| *known = before.max(*known)).or_insert(before);
     }
 
-    fn counted(&self, present: &Ranks, size: u64, what: &str) -> Finding {
+    fn counted(self, present: &Ranks, size: u64, what: &str) -> Finding {
         let here: Vec<_> = present.range(..size).map(|(rank, before)| (*rank, *before)).collect();
         if is_full(present, size) {
             return self.of_this_save(&here, size, format!("all {size} {what} are there"));

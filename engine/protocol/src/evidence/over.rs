@@ -6,7 +6,7 @@
 //! A rank file that equals the version before counts as missing if other files of its family were written since. The processes that wrote
 //! that version have to write the rest. If one of them was killed, the save is torn; if all of them ended well, they left it on purpose.
 
-use super::names::named;
+use super::names::{ByName, named};
 use super::{Case, Fate, FileFact, Finding, Writer};
 use crate::path::RelPath;
 use crate::record::Evidence;
@@ -51,14 +51,14 @@ fn saved(family: &[(u64, Before)], size: u64, over: bool) -> Saved {
     }
 }
 
-impl Case<'_> {
-    pub(super) fn before(&self, path: &RelPath) -> Before {
-        self.facts.files.get(path).map_or(Before::Nothing, |fact| fact.before)
+impl ByName<'_> {
+    pub(super) fn before(self, path: &RelPath) -> Before {
+        self.case.facts.files.get(path).map_or(Before::Nothing, |fact| fact.before)
     }
 
     /// Returns the finding about a family of rank files all of whose names exist.
-    pub(super) fn of_this_save(&self, family: &[(u64, Before)], size: u64, detail: String) -> Finding {
-        let over = self.present().any(|(_, _, fact)| fact.before == Before::Other);
+    pub(super) fn of_this_save(self, family: &[(u64, Before)], size: u64, detail: String) -> Finding {
+        let over = self.case.present().any(|(_, _, fact)| fact.before == Before::Other);
         match saved(family, size, over) {
             Saved::All => Finding::Proves(Evidence::Count, detail),
             Saved::Part(_) | Saved::Nothing if self.was_rest_left() => {
@@ -77,7 +77,7 @@ impl Case<'_> {
                 )
             }
             // The family may be left over from a job that wrote more. If a writer failed, its files may have been still to come.
-            Saved::Nothing if self.failed_early().is_some() => Finding::Missing(
+            Saved::Nothing if self.case.failed_early().is_some() => Finding::Missing(
                 Vec::new(),
                 format!("none of {size} ranks has saved over all of the version before"),
             ),
@@ -86,13 +86,15 @@ impl Case<'_> {
     }
 
     /// Whether only the processes that wrote the version before wrote this save, and all of them are known to have ended well.
-    fn was_rest_left(&self) -> bool {
+    fn was_rest_left(self) -> bool {
         let waits = |fact: &FileFact| fact.before == Before::Same;
-        self.is_of_the_same_processes()
-            && self.present().all(|(_, _, fact)| !waits(fact) || fact.ended_well())
-            && self.crew().all(|writer| writer.fate == Fate::Exited)
+        self.case.is_of_the_same_processes()
+            && self.case.present().all(|(_, _, fact)| !waits(fact) || fact.ended_well())
+            && self.case.crew().all(|writer| writer.fate == Fate::Exited)
     }
+}
 
+impl Case<'_> {
     /// Whether all writers of this save wrote the version before, too. A process that lives for one save only tells nothing about the
     /// others of its job.
     fn is_of_the_same_processes(&self) -> bool {
