@@ -205,49 +205,57 @@ impl Catalog {
         mut before: Option<KeptCatalog>,
         is_complete: bool,
     ) {
+        let keeper = Keeper { catalog: &self, log: log.as_ref() };
         loop {
-            let why = self.keep_after(log.as_ref(), before.take(), is_complete).await;
+            let why = keeper.keep_after(before.take(), is_complete).await;
             tracing::error!(%why, "the catalog in etcd is written anew");
         }
     }
+}
 
+/// Writes the catalog to its store, step by step.
+#[derive(Clone, Copy)]
+struct Keeper<'a> {
+    catalog: &'a Catalog,
+    log: &'a dyn CatalogLog,
+}
+
+impl Keeper<'_> {
     /// Returns only if all has to be written anew; the text says why.
-    async fn keep_after(
-        &self,
-        log: &dyn CatalogLog,
-        before: Option<KeptCatalog>,
-        is_complete: bool,
-    ) -> String {
-        let namespace = self.cluster.namespace();
-        let own = self.cluster.life.incarnation;
+    async fn keep_after(self, before: Option<KeptCatalog>, is_complete: bool) -> String {
+        let namespace = self.catalog.cluster.namespace();
+        let own = self.catalog.cluster.life.incarnation;
         let mut script = match before {
             Some(before) => {
-                let (tree, by) = (Arc::clone(namespace), (self.epoch, own));
+                let (tree, by) = (Arc::clone(namespace), (self.catalog.epoch, own));
                 let child = move |parent, name: &[u8]| tree.standing().child_number(parent, name);
                 // Takes seconds with a large catalog.
                 let script =
                     tokio::task::spawn_blocking(move || Script::after(before, by, is_complete, child));
                 script.await.expect("comparing a catalog does not panic")
             }
-            None => Script::anew((self.epoch, own), self.cluster.said().last_step(self.epoch)),
+            None => Script::anew(
+                (self.catalog.epoch, own),
+                self.catalog.cluster.said().last_step(self.catalog.epoch),
+            ),
         };
         // The mark comes first: it says which coordinator writes, or that the content is of no use.
-        if let Err(why) = self.write(&mut script, log).await {
+        if let Err(why) = self.write(&mut script).await {
             return why;
         }
-        self.keeping.announced.send_replace(true);
+        self.catalog.keeping.announced.send_replace(true);
         // Otherwise a successor would take a part of the names for all of them.
-        while self.lock().hearing.knows_nothing() {
-            self.keeping.tier3_heard.notified().await;
+        while self.catalog.lock().hearing.knows_nothing() {
+            self.catalog.keeping.tier3_heard.notified().await;
         }
         // The order matters: a change made in between is collected, and stays here in case it is not kept.
-        self.keeping.kept(if script.is_whole() { 0 } else { NOBODY });
+        self.catalog.keeping.kept(if script.is_whole() { 0 } else { NOBODY });
         namespace.publications().lead_outgoing(true);
         namespace.catalog().collect_unkept(!script.is_whole());
         {
-            let mut state = self.lock();
+            let mut state = self.catalog.lock();
             state.unkept = state.published.keys().cloned().collect();
-            state.unkept.insert(self.cluster.life.clone());
+            state.unkept.insert(self.catalog.cluster.life.clone());
         }
         loop {
             // Everything found until nothing is left shows one moment, that of the last part, and is kept in one step or not at all.
@@ -263,39 +271,39 @@ impl Catalog {
                 // No coordinator reads a catalog that is not whole, so its parts need not wait here for each other.
                 if !script.is_whole() {
                     script.plan();
-                    if let Err(why) = self.write(&mut script, log).await {
+                    if let Err(why) = self.write(&mut script).await {
                         return why;
                     }
                 }
             };
             let (unkept, published, moment) = last;
-            let known = self.lock().kept.get(&self.cluster.life).copied();
+            let known = self.catalog.lock().kept.get(&self.catalog.cluster.life).copied();
             if known.is_none_or(|known| known < unkept.publication) {
                 // The answer to the step may be lost, and then the number in etcd says whether it was made.
-                self.cluster.note_told(unkept.publication, moment);
+                self.catalog.cluster.note_told(unkept.publication, moment);
             }
             script.finish(&published);
-            if let Err(why) = self.write(&mut script, log).await {
+            if let Err(why) = self.write(&mut script).await {
                 return why;
             }
-            self.cluster.note_told(unkept.publication, moment);
+            self.catalog.cluster.note_told(unkept.publication, moment);
             namespace.publications().kept_until(unkept.publication, unkept.loss);
-            self.lock().kept.extend(published);
-            if *self.keeping.kept.borrow() == NOBODY {
+            self.catalog.lock().kept.extend(published);
+            if *self.catalog.keeping.kept.borrow() == NOBODY {
                 tracing::info!("the whole catalog is kept in etcd");
             }
-            self.keeping.kept(begun);
+            self.catalog.keeping.kept(begun);
             namespace.catalog().unkept_changed().await;
         }
     }
 
     /// Makes all planned steps, and sends each until it is made. The error says why all has to be written anew.
-    async fn write(&self, script: &mut Script, log: &dyn CatalogLog) -> Result<(), String> {
+    async fn write(self, script: &mut Script) -> Result<(), String> {
         while let Some(step) = script.next_step() {
-            match log.step(step).await {
+            match self.log.step(step).await {
                 Ok(()) => {
-                    self.keeping.trouble(None);
-                    self.cluster.said().took_step(step.mark.step());
+                    self.catalog.keeping.trouble(None);
+                    self.catalog.cluster.said().took_step(step.mark.step());
                     script.made();
                 }
                 Err(StepError::Changed(why)) => return Err(why),
@@ -306,10 +314,10 @@ impl Catalog {
                 }
                 Err(error) => {
                     if matches!(error, StepError::Full(_)) {
-                        self.keeping.kept(NOBODY);
-                        self.keeping.announced.send_replace(true);
+                        self.catalog.keeping.kept(NOBODY);
+                        self.catalog.keeping.announced.send_replace(true);
                     }
-                    self.keeping.trouble(Some(error.to_string()));
+                    self.catalog.keeping.trouble(Some(error.to_string()));
                     tokio::time::sleep(SEND_AGAIN).await;
                 }
             }
@@ -318,26 +326,26 @@ impl Catalog {
     }
 
     /// Takes the next part of the catalog that is not kept.
-    async fn next_part(&self) -> Part {
-        let _step = self.keeping.step().await;
-        let begun = self.keeping.begun.fetch_add(1, Ordering::AcqRel) + 1;
-        let moment = self.cluster.namespace().catalog().moment();
-        let unkept = self.cluster.namespace().catalog().take_unkept(BATCH_ITEMS_MAX, BATCH_BYTES_MAX);
+    async fn next_part(self) -> Part {
+        let _step = self.catalog.keeping.step().await;
+        let begun = self.catalog.keeping.begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let moment = self.catalog.cluster.namespace().catalog().moment();
+        let unkept = self.catalog.cluster.namespace().catalog().take_unkept(BATCH_ITEMS_MAX, BATCH_BYTES_MAX);
         let mut published = BTreeMap::new();
         // Only with the last part all names of a publication are there.
         if unkept.all {
-            let mut state = self.lock();
+            let mut state = self.catalog.lock();
             for life in std::mem::take(&mut state.unkept) {
                 if let Some(number) = state.published.get(&life) {
                     published.insert(life, *number);
                 }
             }
             // The coordinator's own operations count as published, too: its node continues from there if another node coordinates.
-            let own = published.remove(&self.cluster.life);
+            let own = published.remove(&self.catalog.cluster.life);
             if own.is_some()
-                || self.keeping.own.swap(unkept.publication, Ordering::Relaxed) != unkept.publication
+                || self.catalog.keeping.own.swap(unkept.publication, Ordering::Relaxed) != unkept.publication
             {
-                published.insert(self.cluster.life.clone(), unkept.publication);
+                published.insert(self.catalog.cluster.life.clone(), unkept.publication);
             }
         }
         Part { unkept, published, begun, moment }

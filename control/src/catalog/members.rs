@@ -4,7 +4,7 @@
 //! node. Does not own: the state and its rules (`roll`, `protocol`).
 
 use super::roll::{Now, Replies, Todo};
-use super::{Catalog, State};
+use super::{Catalog, State, Taking};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -156,7 +156,7 @@ impl Catalog {
         for life in &lost {
             tracing::warn!(node = %life.node, "nothing is expected from it any more: what it held is free, and its processes count as ended");
             // First: once the life counts as heard, an unknown file counts as absent.
-            self.claim_for(life);
+            Taking { catalog: self }.claim_for(life);
             self.cluster.namespace().catalog().gives_up(life);
             self.heard(life);
             self.cluster.namespace().catalog().end_fates(life.incarnation, self.cluster.namespace().now_ns());

@@ -47,7 +47,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use succeed::Hearing;
 pub use succeed::{Before, Legacy, TakenUp};
-use take::News;
+use take::{News, Taking};
 use tidemark_engine::cluster::{Authority, Cluster, Presence};
 use tidemark_protocol::cluster::clocks::Clocks;
 use tidemark_protocol::cluster::leases::Leases;
@@ -60,6 +60,7 @@ use tidemark_protocol::report;
 use tidemark_transport::{LinkErrorKind, Refusal};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
+use whereabouts::Suppliers;
 
 /// How long to wait for a node that has to publish before another node is answered. After that the answer is that the state is unknown.
 const NODE_DEADLINE: Duration = Duration::from_secs(5);
@@ -308,16 +309,18 @@ impl Authority for Catalog {
         }
         let answer = match message {
             ToCoordinator::Join(join) => wire::encode(&self.join(&from, join)?),
-            ToCoordinator::Publish(publication) => wire::encode(&self.take(&from, &publication).await?),
+            ToCoordinator::Publish(publication) => {
+                wire::encode(&Taking { catalog: self }.take(&from, &publication).await?)
+            }
             ToCoordinator::Look(look) => wire::encode(&self.lookups().look(&from.node, &look).await?),
             ToCoordinator::List { path } => wire::encode(&self.lookups().list(&from.node, &path).await?),
             ToCoordinator::Where { file, failed } => {
-                wire::encode(&self.where_is(&from.node, file, &failed).await?)
+                wire::encode(&Suppliers { catalog: self }.of(&from.node, file, &failed).await?)
             }
             ToCoordinator::Beat(beat) => wire::encode(&self.beat(&from, beat)?),
             ToCoordinator::Members => self.lock().roll.encoded().and_then(|members| wire::encode(&members)),
             ToCoordinator::Copies(copies) => {
-                self.take_copies(&from, &copies);
+                Taking { catalog: self }.take_copies(&from, &copies);
                 wire::encode(&())
             }
             ToCoordinator::Find { file } => wire::encode(&self.lookups().find(file)),

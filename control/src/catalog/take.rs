@@ -38,26 +38,28 @@ fn first_missing<'a>(tree: &Namespace, path: &'a [u8]) -> Option<&'a [u8]> {
     upwards(path).take_while(|path| tree.nodes().node_at(path).is_none()).last()
 }
 
-impl Catalog {
+/// Taking in what nodes publish and report.
+#[derive(Clone, Copy)]
+pub(super) struct Taking<'a> {
+    pub(super) catalog: &'a Catalog,
+}
+
+impl Taking<'_> {
     /// Takes in a publication. A publication that was taken before is answered and not taken again.
-    pub(super) async fn take(
-        &self,
-        from: &NodeLife,
-        publication: &Publication,
-    ) -> Result<Published, Refusal> {
+    pub(super) async fn take(self, from: &NodeLife, publication: &Publication) -> Result<Published, Refusal> {
         let published = {
             // The names and the numbers of publications that are kept must belong together.
-            let _step = self.keeping.step().await;
+            let _step = self.catalog.keeping.step().await;
             self.take_now(from, publication)
         };
-        if self.is_kept_by_now().await { Ok(published) } else { Err(self.not_kept()) }
+        if self.catalog.is_kept_by_now().await { Ok(published) } else { Err(self.catalog.not_kept()) }
     }
 
-    fn take_now(&self, from: &NodeLife, publication: &Publication) -> Published {
-        let namespace = self.cluster.namespace();
+    fn take_now(self, from: &NodeLife, publication: &Publication) -> Published {
+        let namespace = self.catalog.cluster.namespace();
         let now_ns = namespace.now_ns();
         {
-            let mut state = self.lock();
+            let mut state = self.catalog.lock();
             state.clocks.heard(from.incarnation, publication.now_ns, now_ns);
             let last = state.published.get(from).copied();
             match last {
@@ -72,10 +74,10 @@ impl Catalog {
                 _ => return Published { whole_wanted: true, shared: Vec::new() },
             }
         }
-        self.counters.publications.fetch_add(1, Ordering::Relaxed);
+        self.catalog.counters.publications.fetch_add(1, Ordering::Relaxed);
         tracing::trace!(%from, ?publication, "a publication");
         // A coordinator that just began receives its own publication: this tree has everything that was done here.
-        if *from != self.cluster.life {
+        if *from != self.catalog.cluster.life {
             self.take_into_tree(from, publication, now_ns);
         }
         let published = self.take_into_leases(from, publication);
@@ -83,15 +85,15 @@ impl Catalog {
         // other nodes.
         if publication.whole && publication.last {
             namespace.catalog().told_all(from);
-            self.lock().hearing.told_all(from);
+            self.catalog.lock().hearing.told_all(from);
         }
         published
     }
 
-    fn take_into_tree(&self, from: &NodeLife, publication: &Publication, now_ns: i64) {
-        let namespace = self.cluster.namespace();
+    fn take_into_tree(self, from: &NodeLife, publication: &Publication, now_ns: i64) {
+        let namespace = self.catalog.cluster.namespace();
         namespace.mirror().follow(&publication.operations, from, publication.number);
-        let clocks = self.lock().clocks.clone();
+        let clocks = self.catalog.lock().clocks.clone();
         let read = |at| clocks.read(from.incarnation, at, now_ns);
         let told = publication.states.iter().map(|told| told.clone().with_times(read));
         let states: Vec<_> = if publication.whole {
@@ -102,7 +104,7 @@ impl Catalog {
         let made = states.iter().filter(|_| publication.makes).flat_map(NodeState::paths);
         let made: Vec<_> = made.filter_map(|path| first_missing(namespace, path)).collect();
         let nameless = namespace.mirror().take_states(&states, from.incarnation, publication.makes);
-        self.recalls().after_made(&from.node, &made);
+        self.catalog.recalls().after_made(&from.node, &made);
         if publication.whole {
             // Between the parts of a full publication no other publication of the node is on its way: a file without a name here was
             // removed.
@@ -129,8 +131,8 @@ impl Catalog {
         self.tell_unknown_objects(from, &states);
     }
 
-    fn take_into_leases(&self, from: &NodeLife, publication: &Publication) -> Published {
-        let namespace = self.cluster.namespace();
+    fn take_into_leases(self, from: &NodeLife, publication: &Publication) -> Published {
+        let namespace = self.catalog.cluster.namespace();
         let paths = |operation: &NameOperation| {
             let path = operation.path().to_vec();
             namespace.nodes().other_names(&path).into_iter().chain([path]).collect::<Vec<_>>()
@@ -141,8 +143,8 @@ impl Catalog {
         let told = publication.operations.iter().flat_map(NameOperation::paths);
         let there: Vec<_> = told.filter(|path| namespace.nodes().node_at(path).is_some()).collect();
         let mut shared = Vec::new();
-        let now = self.now();
-        let mut state = self.lock();
+        let now = self.catalog.now();
+        let mut state = self.catalog.lock();
         for operation in &publication.operations {
             state.hearing.note(&from.node, operation);
         }
@@ -152,7 +154,7 @@ impl Catalog {
             let directory = split(&path).0.to_vec();
             if let Verdict::PublishFirst(holder) = state.leases.read(&from.node, &directory, None, now) {
                 state.outbox.recalls.insert((holder, directory));
-                self.woken.notify_one();
+                self.catalog.woken.notify_one();
             }
         }
         for operation in &publication.operations {
@@ -161,7 +163,7 @@ impl Catalog {
                 let holders = state.leases.holders_below(&from.node, path);
                 if !holders.is_empty() {
                     state.outbox.recalls.extend(holders);
-                    self.woken.notify_one();
+                    self.catalog.woken.notify_one();
                 }
             }
             // Where the node could ask before, these nodes have forgotten it already.
@@ -171,7 +173,7 @@ impl Catalog {
                     state.outbox.forgets.extend(knowing);
                 }
                 if !state.outbox.forgets.is_empty() {
-                    self.woken.notify_one();
+                    self.catalog.woken.notify_one();
                 }
             }
             let State { leases, catching_up, .. } = &mut *state;
@@ -198,7 +200,7 @@ impl Catalog {
     }
 
     /// Returns the state under the first of its names that does not belong to another node by now; `None` if all do.
-    fn under_a_name_of_its_own(&self, told: NodeState, from: &NodeLife) -> Option<NodeState> {
+    fn under_a_name_of_its_own(self, told: NodeState, from: &NodeLife) -> Option<NodeState> {
         if !self.is_others(&told.path, &told.kind, from) {
             return Some(told);
         }
@@ -209,9 +211,9 @@ impl Catalog {
 
     /// Returns whether the name belongs to another node by now. A node that publishes everything was away, or publishes to a coordinator
     /// that knows nothing.
-    fn is_others(&self, path: &[u8], kind: &NodeKind, from: &NodeLife) -> bool {
-        let Some(here) = self.cluster.namespace().standing().outgoing_at(path) else { return false };
-        let made_while_away = || self.cluster.namespace().catalog().made_while_away(from);
+    fn is_others(self, path: &[u8], kind: &NodeKind, from: &NodeLife) -> bool {
+        let Some(here) = self.catalog.cluster.namespace().standing().outgoing_at(path) else { return false };
+        let made_while_away = || self.catalog.cluster.namespace().catalog().made_while_away(from);
         let made_since = || made_while_away().is_some_and(|made| made.contains(&here.node));
         let others = match (&here.body, kind) {
             (OutgoingBody::File(view), NodeKind::File(facts)) if facts.file == view.file => false,
@@ -229,8 +231,8 @@ impl Catalog {
 
     /// Notifies a node of those of its bytes that Tier-3 has, too, where the node does not say so itself. The node may have missed the
     /// notice, or may have received the bytes since.
-    fn tell_unknown_objects(&self, to: &NodeLife, has: &[NodeState]) {
-        let namespace = self.cluster.namespace();
+    fn tell_unknown_objects(self, to: &NodeLife, has: &[NodeState]) {
+        let namespace = self.catalog.cluster.namespace();
         let unknown = has.iter().filter_map(|told| {
             let NodeKind::File(facts) = &told.kind else { return None };
             let lacks = facts.host && facts.object.is_none();
@@ -244,28 +246,28 @@ impl Catalog {
         });
         let unknown: Vec<_> = unknown.collect();
         if !unknown.is_empty() {
-            self.cluster.tell_objects_to(to, unknown);
+            self.catalog.cluster.tell_objects_to(to, unknown);
         }
     }
 
     /// Returns whether the name leads elsewhere by now: the holder of a copy knows the file's name from the time of the copy.
-    fn is_anothers(&self, told: &NodeState) -> bool {
-        self.cluster.namespace().standing().outgoing_at(&told.path).is_some()
+    fn is_anothers(self, told: &NodeState) -> bool {
+        self.catalog.cluster.namespace().standing().outgoing_at(&told.path).is_some()
     }
 
     /// Notes copies that a node keeps for others.
-    pub(super) fn take_copies(&self, from: &NodeLife, copies: &Copies) {
-        self.cluster.holders.take(&from.node, copies);
+    pub(super) fn take_copies(self, from: &NodeLife, copies: &Copies) {
+        self.catalog.cluster.holders.take(&from.node, copies);
         self.tell_unknown_objects(from, &copies.kept);
         {
-            let mut state = self.lock();
+            let mut state = self.catalog.lock();
             for (file, seal) in &copies.dropped {
                 if state.unclaimed.get(file).is_some_and(|(_, kept)| seal_of(kept) == Some(*seal)) {
                     state.unclaimed.remove(file);
                 }
             }
         }
-        let namespace = self.cluster.namespace();
+        let namespace = self.catalog.cluster.namespace();
         // The names of these files were removed while this node could not be notified.
         let files = copies.kept.iter().filter_map(|told| match &told.kind {
             NodeKind::File(facts) => Some(facts.file),
@@ -279,12 +281,13 @@ impl Catalog {
         for told in &copies.kept {
             let NodeKind::File(facts) = &told.kind else { continue };
             let home = facts.file.incarnation;
-            let Some(news) = self.news_in(told).filter(|_| home != self.cluster.life.incarnation) else {
+            let Some(news) = self.news_in(told).filter(|_| home != self.catalog.cluster.life.incarnation)
+            else {
                 continue;
             };
-            if self.cluster.following.member_of(home).is_some_and(|member| !member.gone) {
+            if self.catalog.cluster.following.member_of(home).is_some_and(|member| !member.gone) {
                 // The home will publish the file itself, or be gone.
-                let mut state = self.lock();
+                let mut state = self.catalog.lock();
                 let counts = state.hearing.is_open() || news == News::Bytes;
                 let known = state.unclaimed.get(&facts.file).and_then(|(_, kept)| seal_of(kept));
                 if counts && known < facts.sealed() && state.unclaimed.len() < UNCLAIMED_MAX {
@@ -298,19 +301,19 @@ impl Catalog {
 
     /// Takes the news of a copy's holder of a file of the life `home`, which is gone. A node that has the directory alone in which a name is
     /// made for it has to look again.
-    fn take_news(&self, news: News, told: &NodeState, home: Incarnation) {
+    fn take_news(self, news: News, told: &NodeState, home: Incarnation) {
         let makes = news == News::File;
-        let namespace = self.cluster.namespace();
+        let namespace = self.catalog.cluster.namespace();
         let made = told.paths().filter(|_| makes).filter_map(|path| first_missing(namespace, path));
         let made: Vec<_> = made.collect();
         namespace.mirror().take_states(std::slice::from_ref(told), home, makes);
-        self.recalls().after_made(&self.cluster.life.node, &made);
+        self.catalog.recalls().after_made(&self.catalog.cluster.life.node, &made);
     }
 
     /// Returns the news in a copy holder's state of the file; `None` if all is known.
-    fn news_in(&self, told: &NodeState) -> Option<News> {
+    fn news_in(self, told: &NodeState) -> Option<News> {
         let NodeKind::File(facts) = &told.kind else { return None };
-        match self.cluster.namespace().standing().outgoing_anywhere(facts.file) {
+        match self.catalog.cluster.namespace().standing().outgoing_anywhere(facts.file) {
             None => (!self.is_anothers(told)).then_some(News::File),
             Some(node) => match &node.body {
                 OutgoingBody::File(view) if facts.sealed() > Some(view.last_seal) => Some(News::Bytes),
@@ -320,8 +323,8 @@ impl Catalog {
     }
 
     /// Forgets the states from copy holders of files that their home has now published itself.
-    fn forget_unclaimed(&self, states: &[NodeState]) {
-        let mut state = self.lock();
+    fn forget_unclaimed(self, states: &[NodeState]) {
+        let mut state = self.catalog.lock();
         for told in states {
             if let NodeKind::File(facts) = &told.kind
                 && state.unclaimed.get(&facts.file).is_some_and(|(_, kept)| seal_of(kept) <= facts.sealed())
@@ -332,9 +335,9 @@ impl Catalog {
     }
 
     /// Uses the states from copy holders for the files of a life that will publish nothing more.
-    pub(super) fn claim_for(&self, life: &NodeLife) {
+    pub(super) fn claim_for(self, life: &NodeLife) {
         let claimed = {
-            let mut state = self.lock();
+            let mut state = self.catalog.lock();
             let (theirs, mut others): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut state.unclaimed)
                 .into_iter()
                 .partition(|(file, _)| file.incarnation == life.incarnation);

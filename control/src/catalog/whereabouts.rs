@@ -15,19 +15,25 @@ use tokio::time::Instant;
 /// Interval between two looks at a file that is not sealed yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-impl Catalog {
+/// The nodes from which a file's bytes can be had.
+#[derive(Clone, Copy)]
+pub(super) struct Suppliers<'a> {
+    pub(super) catalog: &'a Catalog,
+}
+
+impl Suppliers<'_> {
     /// Returns suppliers of a file's bytes for a node that could not get them from `failed`.
-    pub(super) async fn where_is(
-        &self,
+    pub(super) async fn of(
+        self,
         asker: &NodeName,
         file: FileId,
         failed: &[NodeName],
     ) -> Result<Whereabouts, Refusal> {
         let until = Instant::now() + NODE_DEADLINE;
         loop {
-            let namespace = self.cluster.namespace();
+            let namespace = self.catalog.cluster.namespace();
             // A holder may not have published its copy yet.
-            let may_be_heard = self.hears_still() && Instant::now() < until;
+            let may_be_heard = self.catalog.hears_still() && Instant::now() < until;
             let Some(node) = namespace.standing().outgoing_file(file) else {
                 if may_be_heard {
                     tokio::time::sleep(LOOK_AGAIN).await;
@@ -39,13 +45,14 @@ impl Catalog {
                 OutgoingBody::File(view) => matches!(view.state, FileState::Sealed { .. }),
                 OutgoingBody::Directory | OutgoingBody::Symlink(_) => true,
             };
-            let home = self.cluster.following.member_of(file.incarnation).filter(|member| !member.gone);
+            let home =
+                self.catalog.cluster.following.member_of(file.incarnation).filter(|member| !member.gone);
             if !sealed
                 && let Some(home) = &home
                 && Instant::now() < until
             {
                 // A refusal does not end the loop: the home is asked again.
-                if let Err(refusal) = self.recalls().of(&home.life.node, &[], None, false).await {
+                if let Err(refusal) = self.catalog.recalls().of(&home.life.node, &[], None, false).await {
                     tracing::debug!(%refusal, %file, "the node of a file that is not sealed does not answer");
                 }
                 tokio::time::sleep(LOOK_AGAIN).await;
@@ -69,27 +76,27 @@ impl Catalog {
     }
 
     /// Returns the nodes that already have a file's bytes in memory.
-    fn in_memory(&self, facts: &FileFacts, here: bool) -> Vec<Member> {
-        let members = self.cluster.following.members();
+    fn in_memory(self, facts: &FileFacts, here: bool) -> Vec<Member> {
+        let members = self.catalog.cluster.following.members();
         let alive = |name: &str| {
             members.members.iter().find(|member| !member.gone && member.life.node.as_str() == name).cloned()
         };
         let mut suppliers = Vec::new();
         let home = members.members.iter().find(|member| member.life.incarnation == facts.file.incarnation);
         suppliers.extend(home.filter(|member| !member.gone && facts.host).cloned());
-        let holders = self.cluster.holders.of(facts.file, facts.seal);
+        let holders = self.catalog.cluster.holders.of(facts.file, facts.seal);
         suppliers.extend(holders.iter().filter_map(|holder| alive(holder.as_str())));
         if here {
-            suppliers.extend(alive(self.cluster.life.node.as_str()));
+            suppliers.extend(alive(self.catalog.cluster.life.node.as_str()));
         }
         suppliers.dedup_by(|one, other| one.life == other.life);
         suppliers
     }
 
     /// Returns the node that reads the bytes from Tier-3 for `asker`, or `None` if `asker` does so itself.
-    fn reader(&self, asker: &NodeName, bytes: (FileId, SealNumber), failed: &[NodeName]) -> Option<Member> {
-        let reader = self.lock().readers.ask(bytes, asker, failed).cloned()?;
-        let members = self.cluster.following.members();
+    fn reader(self, asker: &NodeName, bytes: (FileId, SealNumber), failed: &[NodeName]) -> Option<Member> {
+        let reader = self.catalog.lock().readers.ask(bytes, asker, failed).cloned()?;
+        let members = self.catalog.cluster.following.members();
         members.members.iter().find(|member| !member.gone && member.life.node == reader).cloned()
     }
 }
