@@ -3,11 +3,8 @@
 //! Owns: connections (one for each command), time-outs, bounds on answers, errors that say what to do. Does not own:
 //! showing anything.
 
-use crate::{
-    CommitRequest, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest, KEEPALIVE,
-    KEEPER_FILE_NAME, LOCK_NAME, ListRequest, PinRequest, PrefetchRequest, RecoverRequest, RemoveRequest,
-    SOCKET_NAME, ShowRequest, UndeleteRequest, VerifyRequest, WhyRequest, path,
-};
+use crate::command::{Ask, Get, Work};
+use crate::{EventsRequest, KEEPALIVE, KEEPER_FILE_NAME, LOCK_NAME, SOCKET_NAME, path};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -17,10 +14,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tidemark_protocol::report::{
-    ApiError, Checkpoint, Commit, Doctor, Event, ExitCode, Export, Flush, Gc, Import, Node, Pin, Placement,
-    Prefetch, Progress, Recovery, Removal, Show, Status, StreamLine, TierStatus, Undelete, Verify, Why,
-};
+use tidemark_protocol::report::{ApiError, Event, ExitCode, Progress, StreamLine};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
@@ -52,111 +46,32 @@ impl Client {
         Self { socket: state_dir.join(SOCKET_NAME) }
     }
 
-    pub async fn status(&self) -> Result<Status, ClientError> {
-        self.get(path::STATUS).await
+    /// Asks for an answer without arguments.
+    pub async fn get<C: Get>(&self, _command: C) -> Result<C::Answer, ClientError> {
+        let response = self.send(Method::GET, C::PATH, Bytes::new()).await?;
+        self.read(response).await
     }
 
-    pub async fn tiers(&self) -> Result<Vec<TierStatus>, ClientError> {
-        self.get(path::TIERS).await
+    /// Asks for an answer in one piece.
+    pub async fn ask<C: Ask>(&self, request: &C) -> Result<C::Answer, ClientError> {
+        let response = self.send(Method::POST, C::PATH, body_of(request)).await?;
+        self.read(response).await
     }
 
-    pub async fn nodes(&self) -> Result<Vec<Node>, ClientError> {
-        self.get(path::NODES).await
-    }
-
-    pub async fn placement(&self) -> Result<Placement, ClientError> {
-        self.get(path::PLACEMENT).await
-    }
-
-    pub async fn doctor(&self) -> Result<Doctor, ClientError> {
-        self.get(path::DOCTOR).await
-    }
-
-    pub async fn list(&self, request: &ListRequest) -> Result<Vec<Checkpoint>, ClientError> {
-        self.post(path::LIST, request).await
-    }
-
-    pub async fn show(&self, request: &ShowRequest) -> Result<Show, ClientError> {
-        self.post(path::SHOW, request).await
-    }
-
-    pub async fn why(&self, request: &WhyRequest) -> Result<Why, ClientError> {
-        self.post(path::WHY, request).await
-    }
-
-    pub async fn commit(&self, request: &CommitRequest) -> Result<Commit, ClientError> {
-        self.post(path::COMMIT, request).await
-    }
-
-    pub async fn pin(&self, request: &PinRequest) -> Result<Pin, ClientError> {
-        self.post(path::PIN, request).await
-    }
-
-    pub async fn undelete(&self, request: &UndeleteRequest) -> Result<Undelete, ClientError> {
-        self.post(path::UNDELETE, request).await
-    }
-
-    pub async fn recover(&self, request: &RecoverRequest) -> Result<Recovery, ClientError> {
-        self.post(path::RECOVER, request).await
-    }
-
-    /// Retires checkpoints by the retention rules. Dropping the future ends the waiting, not the work.
-    pub async fn gc(&self, request: &GcRequest, progress: impl FnMut(Progress)) -> Result<Gc, ClientError> {
-        self.work(path::GC, request, progress).await
-    }
-
-    /// Removes checkpoints. Dropping the future ends the waiting, not the work.
-    pub async fn remove(
+    /// Has work done. Dropping the future ends what the node's method says: the waiting for a `flush`, `gc` or `rm`, and otherwise the work.
+    pub async fn work<C: Work>(
         &self,
-        request: &RemoveRequest,
-        progress: impl FnMut(Progress),
-    ) -> Result<Removal, ClientError> {
-        self.work(path::REMOVE, request, progress).await
-    }
-
-    /// Exports a checkpoint. Dropping the future cancels the work, and nothing of it is left.
-    pub async fn export(
-        &self,
-        request: &ExportRequest,
-        progress: impl FnMut(Progress),
-    ) -> Result<Export, ClientError> {
-        self.work(path::EXPORT, request, progress).await
-    }
-
-    /// Imports checkpoints. Dropping the future ends the work after the present checkpoint.
-    pub async fn import(
-        &self,
-        request: &ImportRequest,
-        progress: impl FnMut(Progress),
-    ) -> Result<Import, ClientError> {
-        self.work(path::IMPORT, request, progress).await
-    }
-
-    /// Verifies checkpoints. Dropping the future cancels the work.
-    pub async fn verify(
-        &self,
-        request: &VerifyRequest,
-        progress: impl FnMut(Progress),
-    ) -> Result<Verify, ClientError> {
-        self.work(path::VERIFY, request, progress).await
-    }
-
-    /// Prefetches a checkpoint. If the request waits for the end, dropping the future stops the work.
-    pub async fn prefetch(
-        &self,
-        request: &PrefetchRequest,
-        progress: impl FnMut(Progress),
-    ) -> Result<Prefetch, ClientError> {
-        self.work(path::PREFETCH, request, progress).await
-    }
-
-    /// Flushes. Dropping the future ends the waiting, not the queued uploads.
-    pub async fn flush(
-        &self,
-        request: &FlushRequest,
-        progress: impl FnMut(Progress),
-    ) -> Result<Flush, ClientError> {
-        self.work(path::FLUSH, request, progress).await
+        request: &C,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<C::Answer, ClientError> {
+        let mut lines = self.stream(C::PATH, request).await?;
+        loop {
+            match lines.next::<C::Answer>().await? {
+                StreamLine::Progress(now) => progress(now),
+                StreamLine::Result(result) => return Ok(result),
+                StreamLine::Error(error) => return Err(ClientError::Answer(error)),
+            }
+        }
     }
 
     /// Calls `each` with every event until there are no more, or `each` returns false.
@@ -193,36 +108,6 @@ impl Client {
         let healthy = response.status() == StatusCode::OK;
         let body = self.whole(response).await?;
         Ok(if healthy { Ok(()) } else { Err(String::from_utf8_lossy(&body).trim().to_owned()) })
-    }
-
-    async fn work<Q: Serialize, T: DeserializeOwned>(
-        &self,
-        path: &str,
-        request: &Q,
-        mut progress: impl FnMut(Progress),
-    ) -> Result<T, ClientError> {
-        let mut lines = self.stream(path, request).await?;
-        loop {
-            match lines.next::<T>().await? {
-                StreamLine::Progress(now) => progress(now),
-                StreamLine::Result(result) => return Ok(result),
-                StreamLine::Error(error) => return Err(ClientError::Answer(error)),
-            }
-        }
-    }
-
-    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        let response = self.send(Method::GET, path, Bytes::new()).await?;
-        self.read(response).await
-    }
-
-    async fn post<Q: Serialize, T: DeserializeOwned>(
-        &self,
-        path: &str,
-        request: &Q,
-    ) -> Result<T, ClientError> {
-        let response = self.send(Method::POST, path, body_of(request)).await?;
-        self.read(response).await
     }
 
     async fn stream<Q: Serialize>(&self, path: &str, request: &Q) -> Result<Lines<'_>, ClientError> {

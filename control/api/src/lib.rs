@@ -1,4 +1,4 @@
-//! The commands of a node: one method, one path and one request type each.
+//! The commands of a node: one method, one path and one request type each (`command` lists them).
 //!
 //! ```text
 //! ckptctl ─ client ── unix socket, HTTP/1.1 + JSON ── server ─ NodeApi ─ the daemon
@@ -13,6 +13,7 @@
 //! after a silence of [`KEEPALIVE`], the result last. `curl --unix-socket ckptd.sock http://node/v1/status` works.
 
 pub mod client;
+pub mod command;
 pub mod server;
 
 use async_trait::async_trait;
@@ -41,35 +42,36 @@ pub const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// How long a stream of lines is silent before it sends an empty line to show that it is alive.
 pub const KEEPALIVE: Duration = Duration::from_secs(2);
 
-/// The paths of the commands.
+/// The paths of what is no [`Command`].
 pub mod path {
-    pub const STATUS: &str = "/v1/status";
-    pub const LIST: &str = "/v1/list";
-    pub const SHOW: &str = "/v1/show";
-    pub const WHY: &str = "/v1/why";
-    pub const TIERS: &str = "/v1/tiers";
-    pub const NODES: &str = "/v1/nodes";
-    pub const PLACEMENT: &str = "/v1/placement";
-    pub const DOCTOR: &str = "/v1/doctor";
-    pub const VERIFY: &str = "/v1/verify";
-    pub const PREFETCH: &str = "/v1/prefetch";
-    pub const FLUSH: &str = "/v1/flush";
-    pub const COMMIT: &str = "/v1/commit";
     pub const EVENTS: &str = "/v1/events";
-    pub const GC: &str = "/v1/gc";
-    pub const PIN: &str = "/v1/pin";
-    pub const REMOVE: &str = "/v1/remove";
-    pub const UNDELETE: &str = "/v1/undelete";
-    pub const EXPORT: &str = "/v1/export";
-    pub const IMPORT: &str = "/v1/import";
-    pub const RECOVER: &str = "/v1/recover";
     /// Also on TCP: Prometheus text.
     pub const METRICS: &str = "/metrics";
     /// Also on TCP: 200 `ok`, or 503 with the reason.
     pub const HEALTHZ: &str = "/healthz";
-    /// On TCP: the same answer as [`STATUS`].
+    /// On TCP: the same answer as [`StatusRequest`](super::StatusRequest)'s.
     pub const STATUS_HTTP: &str = "/status";
 }
+
+/// `status`.
+#[derive(Debug, Clone, Copy)]
+pub struct StatusRequest;
+
+/// `tiers`.
+#[derive(Debug, Clone, Copy)]
+pub struct TiersRequest;
+
+/// `nodes`.
+#[derive(Debug, Clone, Copy)]
+pub struct NodesRequest;
+
+/// `placement`.
+#[derive(Debug, Clone, Copy)]
+pub struct PlacementRequest;
+
+/// `doctor`.
+#[derive(Debug, Clone, Copy)]
+pub struct DoctorRequest;
 
 /// `ls`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

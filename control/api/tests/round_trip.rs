@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use tidemark_api::client::{Client, ClientError};
 use tidemark_api::server::{REQUESTS_MAX, ServeError, Server};
 use tidemark_api::{
-    CommitRequest, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest, ListRequest,
-    PinRequest, REQUEST_BYTES_MAX, RecoverRequest, RemoveRequest, ShowRequest, UndeleteRequest,
-    VerifyRequest, WhyRequest,
+    CommitRequest, DoctorRequest, EventsRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest,
+    ListRequest, NodesRequest, PinRequest, PlacementRequest, REQUEST_BYTES_MAX, RecoverRequest,
+    RemoveRequest, ShowRequest, StatusRequest, TiersRequest, UndeleteRequest, VerifyRequest, WhyRequest,
 };
 use tidemark_protocol::report::{ErrorCode, ExitCode};
 use tidemark_protocol::selector::{Place, Selector};
@@ -76,41 +76,41 @@ async fn http(addr: SocketAddr, path: &str) -> String {
 async fn every_command_comes_back_as_it_was_answered() {
     let served = served(FakeNode::default()).await;
     let client = &served.client;
-    assert_eq!(client.status().await.unwrap().mount.path, fake::MOUNT);
-    assert_eq!(client.tiers().await.unwrap()[0].name, "tier1");
-    assert_eq!(client.nodes().await.unwrap()[0].name, "n0");
-    assert_eq!(client.placement().await.unwrap().nodes[0].partner.as_deref(), Some("n1"));
-    assert_eq!(client.doctor().await.unwrap().exit_code(), ExitCode::Done);
-    assert_eq!(client.list(&ListRequest::default()).await.unwrap()[0], fake::checkpoint("run7/step-1200"));
-    let show = client.show(&ShowRequest { checkpoint: at("run7/x"), files: true }).await.unwrap();
+    assert_eq!(client.get(StatusRequest).await.unwrap().mount.path, fake::MOUNT);
+    assert_eq!(client.get(TiersRequest).await.unwrap()[0].name, "tier1");
+    assert_eq!(client.get(NodesRequest).await.unwrap()[0].name, "n0");
+    assert_eq!(client.get(PlacementRequest).await.unwrap().nodes[0].partner.as_deref(), Some("n1"));
+    assert_eq!(client.get(DoctorRequest).await.unwrap().exit_code(), ExitCode::Done);
+    assert_eq!(client.ask(&ListRequest::default()).await.unwrap()[0], fake::checkpoint("run7/step-1200"));
+    let show = client.ask(&ShowRequest { checkpoint: at("run7/x"), files: true }).await.unwrap();
     assert_eq!(show.files.unwrap()[0].path, "run7/x/a");
-    let why = client.why(&WhyRequest { place: Place::relative(b"run7/x").unwrap() }).await.unwrap();
+    let why = client.ask(&WhyRequest { place: Place::relative(b"run7/x").unwrap() }).await.unwrap();
     assert_eq!((why.path.as_str(), why.writers[0].process), ("run7/x", 7));
     let mut heard = 0;
     let request = VerifyRequest { checkpoint: Some(at("run7")), deep: true };
-    assert!(client.verify(&request, |_| heard += 1).await.unwrap().deep);
+    assert!(client.work(&request, |_| heard += 1).await.unwrap().deep);
     assert_eq!(heard, 1, "the progress line comes before the result");
     let request = FlushRequest { wait: true, ..FlushRequest::default() };
-    assert_eq!(client.flush(&request, |_| ()).await.unwrap().committed.len(), 1);
-    let commit = client.commit(&CommitRequest { place: Place::relative(b"run7/y").unwrap() }).await.unwrap();
+    assert_eq!(client.work(&request, |_| ()).await.unwrap().committed.len(), 1);
+    let commit = client.ask(&CommitRequest { place: Place::relative(b"run7/y").unwrap() }).await.unwrap();
     assert_eq!(commit.checkpoint.path, "run7/y");
     let request = PinRequest { checkpoint: at("run7/y"), pinned: true, by: "a test".into() };
-    assert!(client.pin(&request).await.unwrap().pinned);
-    let gc = client.gc(&GcRequest { dry_run: true }, |_| ()).await.unwrap();
+    assert!(client.ask(&request).await.unwrap().pinned);
+    let gc = client.work(&GcRequest { dry_run: true }, |_| ()).await.unwrap();
     assert_eq!((gc.exit_code(), gc.rows.len()), (ExitCode::Done, 1), "a dry run leaves nothing undone");
-    let gc = client.gc(&GcRequest { dry_run: false }, |_| ()).await.unwrap();
+    let gc = client.work(&GcRequest { dry_run: false }, |_| ()).await.unwrap();
     assert_eq!(gc.exit_code(), ExitCode::Failed, "one is still there");
-    let removal = client.remove(&RemoveRequest { checkpoint: at("run7/y") }, |_| ()).await.unwrap();
+    let removal = client.work(&RemoveRequest { checkpoint: at("run7/y") }, |_| ()).await.unwrap();
     assert_eq!((removal.exit_code(), removal.versions), (ExitCode::Done, 2));
     let request = UndeleteRequest { checkpoint: at("run7/y") };
-    assert_eq!(client.undelete(&request).await.unwrap().files, 3);
+    assert_eq!(client.ask(&request).await.unwrap().files, 3);
     let version = Some("0.1".parse().unwrap());
     let request = ExportRequest { checkpoint: at("run7/y"), version, directory: "/tmp/out".into() };
-    assert_eq!(client.export(&request, |_| ()).await.unwrap().directory, "/tmp/out");
+    assert_eq!(client.work(&request, |_| ()).await.unwrap().directory, "/tmp/out");
     let request = ImportRequest { from: "old/run".into(), to: Some(Place::relative(b"run8").unwrap()) };
-    let import = client.import(&request, |_| ()).await.unwrap();
+    let import = client.work(&request, |_| ()).await.unwrap();
     assert_eq!((import.exit_code(), import.loose), (ExitCode::Done, 2));
-    let recovery = client.recover(&RecoverRequest::default()).await.unwrap();
+    let recovery = client.ask(&RecoverRequest::default()).await.unwrap();
     assert_eq!(recovery.exit_code(), ExitCode::NotRecoverable, "nothing is chosen");
     assert_eq!(client.metrics_text().await.unwrap(), "# EOF\n");
     assert_eq!(client.healthy().await.unwrap(), Ok(()));
@@ -120,7 +120,7 @@ async fn every_command_comes_back_as_it_was_answered() {
 async fn a_path_that_is_not_utf8_reaches_the_node() {
     let served = served(FakeNode::default()).await;
     let place = Place::relative(b"run7/\xff\xfe").unwrap();
-    let commit = served.client.commit(&CommitRequest { place }).await.unwrap();
+    let commit = served.client.ask(&CommitRequest { place }).await.unwrap();
     assert_eq!(commit.checkpoint.path, "run7/%FF%FE");
 }
 
@@ -156,7 +156,7 @@ async fn a_hang_up_cancels_a_verify() {
     let served = served(FakeNode::default()).await;
     let client = served.client.clone();
     let verify = tokio::spawn(async move {
-        client.verify(&VerifyRequest { checkpoint: Some(at("endless")), deep: false }, |_| ()).await
+        client.work(&VerifyRequest { checkpoint: Some(at("endless")), deep: false }, |_| ()).await
     });
     eventually("the verify began", || served.node.verify_started.load(Ordering::SeqCst)).await;
     assert!(!served.node.verify_dropped.load(Ordering::SeqCst));
@@ -167,20 +167,19 @@ async fn a_hang_up_cancels_a_verify() {
 #[tokio::test]
 async fn an_error_keeps_its_code_and_its_words() {
     let served = served(FakeNode::default()).await;
-    let error =
-        served.client.show(&ShowRequest { checkpoint: at("absent"), files: false }).await.unwrap_err();
+    let error = served.client.ask(&ShowRequest { checkpoint: at("absent"), files: false }).await.unwrap_err();
     let ClientError::Answer(refused) = &error else { panic!("{error}") };
     assert_eq!(refused.code, ErrorCode::NotFound);
     assert_eq!(refused.action, "`ckptctl ls` lists them");
     let request = VerifyRequest { checkpoint: Some(at("absent")), deep: false };
-    let error = served.client.verify(&request, |_| ()).await.unwrap_err();
+    let error = served.client.work(&request, |_| ()).await.unwrap_err();
     assert_eq!(error.exit_code(), ExitCode::NotFound, "an error at the end of a stream counts too");
 }
 
 #[tokio::test]
 async fn no_daemon_says_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
-    let error = Client::of_state_dir(directory.path()).status().await.unwrap_err();
+    let error = Client::of_state_dir(directory.path()).get(StatusRequest).await.unwrap_err();
     assert_eq!(error.exit_code(), ExitCode::Unavailable);
     assert!(error.is_away());
     let text = error.to_string();
@@ -213,7 +212,7 @@ async fn a_socket_that_was_removed_is_made_again_and_another_daemon_s_is_left() 
     let socket = served.directory.path().join("ckptd.sock");
     std::fs::remove_file(&socket).unwrap();
     eventually("the socket is back", || socket.exists()).await;
-    assert_eq!(served.client.status().await.unwrap().mount.path, fake::MOUNT);
+    assert_eq!(served.client.get(StatusRequest).await.unwrap().mount.path, fake::MOUNT);
     std::fs::remove_file(&socket).unwrap();
     let other = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&socket).unwrap());
@@ -324,7 +323,7 @@ async fn requests_beyond_the_bound_are_refused_and_served_again_later() {
     let deadline = Instant::now() + Duration::from_secs(10);
     let refused = loop {
         assert!(Instant::now() < deadline, "never refused");
-        match served.client.status().await {
+        match served.client.get(StatusRequest).await {
             Err(error) => break error,
             Ok(_) => tokio::time::sleep(Duration::from_millis(5)).await,
         }
@@ -333,7 +332,7 @@ async fn requests_beyond_the_bound_are_refused_and_served_again_later() {
     for follower in followers {
         follower.abort();
     }
-    while served.client.status().await.is_err() {
+    while served.client.get(StatusRequest).await.is_err() {
         assert!(Instant::now() < deadline, "never served again");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -344,7 +343,7 @@ async fn an_orderly_end_tells_streams_and_removes_the_socket() {
     let served = served(FakeNode::default()).await;
     let client = served.client.clone();
     let verify = tokio::spawn(async move {
-        client.verify(&VerifyRequest { checkpoint: Some(at("endless")), deep: false }, |_| ()).await
+        client.work(&VerifyRequest { checkpoint: Some(at("endless")), deep: false }, |_| ()).await
     });
     eventually("the verify began", || served.node.verify_started.load(Ordering::SeqCst)).await;
     served.stop.send(()).unwrap();

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use tidemark_api::StatusRequest;
 use tidemark_api::client::{Client, ClientError};
 use tidemark_protocol::report::ExitCode;
 use tidemark_protocol::selector::{Place, PlaceError, Selector, SelectorError, Typed};
@@ -74,7 +75,7 @@ impl Context {
     async fn mount(&mut self) -> Result<&Path, Failure> {
         let mount = match self.mount.take() {
             Some(mount) => mount,
-            None => self.client.status().await?.mount.path.into(),
+            None => self.client.get(StatusRequest).await?.mount.path.into(),
         };
         Ok(self.mount.insert(mount))
     }

@@ -5,7 +5,13 @@
 use super::connections::Holding;
 use super::stream::{self, Ending};
 use super::{HTTP_REQUESTS_MAX, REQUESTS_MAX};
-use crate::{EventSink, NodeApi, ProgressSink, REQUEST_BYTES_MAX, path};
+use crate::command::{Ask, Command, Get, Work};
+use crate::{
+    CommitRequest, DoctorRequest, EventSink, ExportRequest, FlushRequest, GcRequest, ImportRequest,
+    ListRequest, NodeApi, NodesRequest, PinRequest, PlacementRequest, PrefetchRequest, ProgressSink,
+    REQUEST_BYTES_MAX, RecoverRequest, RemoveRequest, ShowRequest, StatusRequest, TiersRequest,
+    UndeleteRequest, VerifyRequest, WhyRequest, path,
+};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -38,28 +44,25 @@ pub(super) fn commands(node: Node, ending: Ending) -> Router {
         .with_state(Arc::clone(&node));
     let shared = Shared { node, ending };
     let routes = Router::new()
-        .route(path::STATUS, get(|State(s): State<Shared>| async move { answer(s.node.status().await) }))
-        .route(path::TIERS, get(|State(s): State<Shared>| async move { answer(s.node.tiers().await) }))
-        .route(path::NODES, get(|State(s): State<Shared>| async move { answer(s.node.nodes().await) }))
-        .route(
-            path::PLACEMENT,
-            get(|State(s): State<Shared>| async move { answer(s.node.placement().await) }),
-        )
-        .route(path::DOCTOR, get(|State(s): State<Shared>| async move { answer(s.node.doctor().await) }))
-        .route(path::LIST, post(list))
-        .route(path::SHOW, post(show))
-        .route(path::WHY, post(why))
-        .route(path::COMMIT, post(commit))
-        .route(path::PIN, post(pin))
-        .route(path::UNDELETE, post(undelete))
-        .route(path::RECOVER, post(recover))
-        .route(path::GC, post(gc))
-        .route(path::REMOVE, post(remove))
-        .route(path::EXPORT, post(export))
-        .route(path::IMPORT, post(import))
-        .route(path::VERIFY, post(verify))
-        .route(path::PREFETCH, post(prefetch))
-        .route(path::FLUSH, post(flush))
+        .route(StatusRequest::PATH, get(got::<StatusRequest>))
+        .route(TiersRequest::PATH, get(got::<TiersRequest>))
+        .route(NodesRequest::PATH, get(got::<NodesRequest>))
+        .route(PlacementRequest::PATH, get(got::<PlacementRequest>))
+        .route(DoctorRequest::PATH, get(got::<DoctorRequest>))
+        .route(ListRequest::PATH, post(ask::<ListRequest>))
+        .route(ShowRequest::PATH, post(ask::<ShowRequest>))
+        .route(WhyRequest::PATH, post(ask::<WhyRequest>))
+        .route(CommitRequest::PATH, post(ask::<CommitRequest>))
+        .route(PinRequest::PATH, post(ask::<PinRequest>))
+        .route(UndeleteRequest::PATH, post(ask::<UndeleteRequest>))
+        .route(RecoverRequest::PATH, post(ask::<RecoverRequest>))
+        .route(GcRequest::PATH, post(work::<GcRequest>))
+        .route(RemoveRequest::PATH, post(work::<RemoveRequest>))
+        .route(ExportRequest::PATH, post(work::<ExportRequest>))
+        .route(ImportRequest::PATH, post(work::<ImportRequest>))
+        .route(VerifyRequest::PATH, post(work::<VerifyRequest>))
+        .route(PrefetchRequest::PATH, post(work::<PrefetchRequest>))
+        .route(FlushRequest::PATH, post(work::<FlushRequest>))
         .route(path::EVENTS, post(events))
         .with_state(shared);
     let unknown = ("this daemon has no such command", "use a ckptctl of the daemon's version");
@@ -99,60 +102,29 @@ async fn admit(State(permits): State<Arc<Semaphore>>, request: Request, next: Ne
     next.run(request).await.map(|body| Body::new(Holding::new(body, permit)))
 }
 
-async fn list(State(shared): State<Shared>, body: Bytes) -> Response {
-    ask(&body, async |request| shared.node.list(request).await).await
+/// Answers a command without arguments.
+async fn got<C: Get>(State(shared): State<Shared>) -> Response {
+    answer(C::answer(shared.node.as_ref()).await)
 }
 
-async fn show(State(shared): State<Shared>, body: Bytes) -> Response {
-    ask(&body, async |request| shared.node.show(request).await).await
+/// Answers a command in one piece.
+async fn ask<C: Ask>(State(shared): State<Shared>, body: Bytes) -> Response {
+    match parse::<C>(&body) {
+        Ok(request) => answer(request.answer(shared.node.as_ref()).await),
+        Err(refused) => error(&refused),
+    }
 }
 
-async fn why(State(shared): State<Shared>, body: Bytes) -> Response {
-    ask(&body, async |request| shared.node.why(request).await).await
-}
-
-async fn commit(State(shared): State<Shared>, body: Bytes) -> Response {
-    ask(&body, async |request| shared.node.commit(request).await).await
-}
-
-async fn pin(State(shared): State<Shared>, body: Bytes) -> Response {
-    ask(&body, async |request| shared.node.pin(request).await).await
-}
-
-async fn undelete(State(shared): State<Shared>, body: Bytes) -> Response {
-    ask(&body, async |request| shared.node.undelete(request).await).await
-}
-
-async fn recover(State(shared): State<Shared>, body: Bytes) -> Response {
-    ask(&body, async |request| shared.node.recover(request).await).await
-}
-
-async fn gc(State(shared): State<Shared>, body: Bytes) -> Response {
-    work(shared, &body, |node, request, progress| async move { node.gc(request, progress).await })
-}
-
-async fn remove(State(shared): State<Shared>, body: Bytes) -> Response {
-    work(shared, &body, |node, request, progress| async move { node.remove(request, progress).await })
-}
-
-async fn export(State(shared): State<Shared>, body: Bytes) -> Response {
-    work(shared, &body, |node, request, progress| async move { node.export(request, progress).await })
-}
-
-async fn import(State(shared): State<Shared>, body: Bytes) -> Response {
-    work(shared, &body, |node, request, progress| async move { node.import(request, progress).await })
-}
-
-async fn verify(State(shared): State<Shared>, body: Bytes) -> Response {
-    work(shared, &body, |node, request, progress| async move { node.verify(request, progress).await })
-}
-
-async fn prefetch(State(shared): State<Shared>, body: Bytes) -> Response {
-    work(shared, &body, |node, request, progress| async move { node.prefetch(request, progress).await })
-}
-
-async fn flush(State(shared): State<Shared>, body: Bytes) -> Response {
-    work(shared, &body, |node, request, progress| async move { node.flush(request, progress).await })
+/// Answers a command with its progress until it is done.
+async fn work<C: Work>(State(shared): State<Shared>, body: Bytes) -> Response {
+    let request = match parse::<C>(&body) {
+        Ok(request) => request,
+        Err(refused) => return error(&refused),
+    };
+    let (progress, lines) = ProgressSink::channel();
+    let node = shared.node;
+    let work = async move { request.answer(node.as_ref(), progress).await };
+    stream::work(work, lines, shared.ending)
 }
 
 async fn events(State(shared): State<Shared>, body: Bytes) -> Response {
@@ -177,32 +149,6 @@ async fn healthz(State(node): State<Node>) -> Response {
         },
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
     }
-}
-
-/// Answers a command in one piece.
-async fn ask<Q: DeserializeOwned, A: Serialize>(
-    body: &[u8],
-    call: impl AsyncFnOnce(Q) -> Result<A, ApiError>,
-) -> Response {
-    match parse(body) {
-        Ok(request) => answer(call(request).await),
-        Err(refused) => error(&refused),
-    }
-}
-
-/// Answers a command with its progress until it is done.
-fn work<Q, A, F>(shared: Shared, body: &[u8], call: impl FnOnce(Node, Q, ProgressSink) -> F) -> Response
-where
-    Q: DeserializeOwned,
-    A: Serialize + Send + 'static,
-    F: Future<Output = Result<A, ApiError>> + Send + 'static,
-{
-    let request = match parse(body) {
-        Ok(request) => request,
-        Err(refused) => return error(&refused),
-    };
-    let (progress, lines) = ProgressSink::channel();
-    stream::work(call(shared.node, request, progress), lines, shared.ending)
 }
 
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {

@@ -8,6 +8,7 @@ use crate::table;
 use anyhow::Context as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use tidemark_api::StatusRequest;
 use tidemark_protocol::report::{ExitCode, TierState};
 use tidemark_protocol::size::{self, Shown};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -68,7 +69,7 @@ impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<ExitCode, Failure> {
         let What::Mount(Mount { path, baseline, size, no_wait }) = self.what;
         // A daemon that is away would never become warm, and says neither its mount nor its budget.
-        let status = context.client.status().await?;
+        let status = context.client.get(StatusRequest).await?;
         let bench = |error: io::Error| Failure::Bench(anyhow::Error::from(error));
         let mount = Path::new(&status.mount.path);
         let on_mount = is_on_mount(&path, mount)
@@ -87,7 +88,7 @@ impl Args {
         let runtime = tokio::runtime::Handle::current();
         let measured = tokio::task::spawn_blocking(move || {
             let wait_until_warm = || {
-                let status = runtime.block_on(client.status());
+                let status = runtime.block_on(client.get(StatusRequest));
                 status.is_ok_and(|status| status.tiers.iter().all(|tier| tier.state != TierState::Warming))
             };
             let bench =

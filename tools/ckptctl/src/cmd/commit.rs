@@ -20,7 +20,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
         let place = context.place(&self.path).await?;
-        let commit = context.client.commit(&CommitRequest { place }).await?;
+        let commit = context.client.ask(&CommitRequest { place }).await?;
         context.print(&commit, print)?;
         Ok(ExitCode::Done)
     }

@@ -5,6 +5,7 @@ use crate::table::{self, Tone};
 use crate::text::{self, clean};
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
+use tidemark_api::DoctorRequest;
 use tidemark_api::client::ClientError;
 use tidemark_protocol::report::{Check, CheckVerdict, Doctor, ExitCode, ProblemCode};
 
@@ -18,7 +19,7 @@ pub(crate) struct Args {}
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<ExitCode, Failure> {
-        let doctor = match context.client.doctor().await {
+        let doctor = match context.client.get(DoctorRequest).await {
             Err(away @ ClientError::NoDaemon { .. }) => {
                 let Some(doctor) = without_daemon() else { return Err(away.into()) };
                 let _ = writeln!(

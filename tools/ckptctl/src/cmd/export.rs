@@ -37,7 +37,7 @@ impl Args {
         let directory = directory.ok_or(Failure::Directory { directory: self.directory })?;
         let request = ExportRequest { checkpoint, version: self.version, directory };
         let mut bar = Bar::new("export");
-        let result = context.client.export(&request, |progress| bar.show(&progress)).await;
+        let result = context.client.work(&request, |progress| bar.show(&progress)).await;
         drop(bar);
         context.print(&result?, print)?;
         Ok(ExitCode::Done)

@@ -33,7 +33,7 @@ impl Args {
         let place = context.place_or_root(self.path.as_deref()).await?;
         let request = FlushRequest { place, wait: self.wait, timeout_s: self.timeout };
         let mut bar = Bar::new("flush");
-        let result = context.client.flush(&request, |progress| bar.show(&progress)).await;
+        let result = context.client.work(&request, |progress| bar.show(&progress)).await;
         drop(bar);
         let flush = result?;
         context.print(&flush, print)?;

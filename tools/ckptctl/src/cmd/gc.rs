@@ -25,7 +25,7 @@ impl Args {
     pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
         let mut bar = Bar::new("gc");
         let request = GcRequest { dry_run: self.dry_run };
-        let result = context.client.gc(&request, |progress| bar.show(&progress)).await;
+        let result = context.client.work(&request, |progress| bar.show(&progress)).await;
         drop(bar);
         let gc = result?;
         context.print(&gc, print)?;

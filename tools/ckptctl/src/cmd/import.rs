@@ -32,7 +32,7 @@ impl Args {
         };
         let request = ImportRequest { from: self.path, to };
         let mut bar = Bar::new("import");
-        let result = context.client.import(&request, |progress| bar.show(&progress)).await;
+        let result = context.client.work(&request, |progress| bar.show(&progress)).await;
         drop(bar);
         let import = result?;
         context.print(&import, print)?;

@@ -23,7 +23,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
         let place = context.place_or_root(self.path.as_deref()).await?;
-        let rows = context.client.list(&ListRequest { place, all: self.all }).await?;
+        let rows = context.client.ask(&ListRequest { place, all: self.all }).await?;
         context.print(&rows, print)?;
         Ok(ExitCode::Done)
     }

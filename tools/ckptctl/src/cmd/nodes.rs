@@ -4,6 +4,7 @@ use crate::context::{Context, Failure};
 use crate::table::{self, Tone};
 use crate::text;
 use std::io::{self, Write};
+use tidemark_api::NodesRequest;
 use tidemark_protocol::report::{ExitCode, Node, NodeState};
 
 /// List the nodes of the cluster, how they stand, and who keeps their copies
@@ -12,7 +13,7 @@ pub(crate) struct Args {}
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<ExitCode, Failure> {
-        context.print(&context.client.nodes().await?, print)?;
+        context.print(&context.client.get(NodesRequest).await?, print)?;
         Ok(ExitCode::Done)
     }
 }

@@ -20,7 +20,7 @@ impl Args {
     pub(crate) async fn run(self, pinned: bool, context: &mut Context) -> Result<ExitCode, Failure> {
         let checkpoint = context.selector(&self.checkpoint).await?;
         let by = format!("uid {} on {}", rustix::process::getuid().as_raw(), host_name());
-        let pin = context.client.pin(&PinRequest { checkpoint, pinned, by }).await?;
+        let pin = context.client.ask(&PinRequest { checkpoint, pinned, by }).await?;
         context.print(&pin, print)?;
         Ok(ExitCode::Done)
     }

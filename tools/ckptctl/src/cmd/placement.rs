@@ -4,6 +4,7 @@ use crate::context::{Context, Failure};
 use crate::table::{self, Tone};
 use crate::text;
 use std::io::{self, Write};
+use tidemark_api::PlacementRequest;
 use tidemark_protocol::report::{ExitCode, Placement, PlacementRow, SurvivalRow};
 
 /// Show who keeps whose copies, and which losses they survive
@@ -14,7 +15,7 @@ pub(crate) struct Args {}
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<ExitCode, Failure> {
-        context.print(&context.client.placement().await?, print)?;
+        context.print(&context.client.get(PlacementRequest).await?, print)?;
         Ok(ExitCode::Done)
     }
 }

@@ -28,7 +28,7 @@ impl Args {
         let checkpoint = context.selector(&self.checkpoint).await?;
         let request = PrefetchRequest { checkpoint, wait: !self.no_wait };
         let mut bar = Bar::new("prefetch");
-        let result = context.client.prefetch(&request, |progress| bar.show(&progress)).await;
+        let result = context.client.work(&request, |progress| bar.show(&progress)).await;
         drop(bar);
         let prefetch = result?;
         context.print(&prefetch, print)?;

@@ -28,7 +28,7 @@ impl Args {
     pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
         debug_assert!(self.plan, "the command line requires it");
         let place = context.place_or_root(self.path.as_deref()).await?;
-        let recovery = context.client.recover(&RecoverRequest { place }).await?;
+        let recovery = context.client.ask(&RecoverRequest { place }).await?;
         context.print(&recovery, print)?;
         Ok(recovery.exit_code())
     }

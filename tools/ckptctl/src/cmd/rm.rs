@@ -24,8 +24,7 @@ impl Args {
     pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
         let checkpoint = context.selector_of_name(&self.checkpoint).await?;
         let mut bar = Bar::new("rm");
-        let result =
-            context.client.remove(&RemoveRequest { checkpoint }, |progress| bar.show(&progress)).await;
+        let result = context.client.work(&RemoveRequest { checkpoint }, |progress| bar.show(&progress)).await;
         drop(bar);
         let removal = result?;
         context.print(&removal, print)?;

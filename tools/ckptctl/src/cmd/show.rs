@@ -24,7 +24,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
         let checkpoint = context.selector(&self.checkpoint).await?;
-        let show = context.client.show(&ShowRequest { checkpoint, files: self.files }).await?;
+        let show = context.client.ask(&ShowRequest { checkpoint, files: self.files }).await?;
         context.print(&show, print)?;
         Ok(show.exit_code())
     }

@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::time::Duration;
 use tidemark_api::client::ClientError;
-use tidemark_api::{KEEPER_FILE_NAME, LOCK_FILE_NAME, STATUS_FILE_NAME};
+use tidemark_api::{KEEPER_FILE_NAME, LOCK_FILE_NAME, STATUS_FILE_NAME, StatusRequest};
 use tidemark_protocol::report::{
     CheckpointRef, ExitCode, Loss, NodeState, Problem, ProblemCode, ReplicationStatus, RunStatus, Status,
     exit_code_of,
@@ -77,7 +77,7 @@ enum Asked {
 
 /// Asks the daemon. Reports a silent daemon before waiting longer for it; does not wait for a stopped daemon.
 async fn ask(context: &Context) -> Asked {
-    let mut answer = std::pin::pin!(context.client.status());
+    let mut answer = std::pin::pin!(context.client.get(StatusRequest));
     if let Ok(answer) = tokio::time::timeout(SILENT_AFTER, answer.as_mut()).await {
         return Asked::Answer(Box::new(answer));
     }

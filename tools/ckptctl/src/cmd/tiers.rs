@@ -4,6 +4,7 @@ use crate::context::{Context, Failure};
 use crate::table::{self, Tone};
 use crate::text::clean;
 use std::io::{self, Write};
+use tidemark_api::TiersRequest;
 use tidemark_protocol::report::{ExitCode, TierState, TierStatus};
 use tidemark_protocol::size::Shown;
 
@@ -13,7 +14,7 @@ pub(crate) struct Args {}
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<ExitCode, Failure> {
-        context.print(&context.client.tiers().await?, print)?;
+        context.print(&context.client.get(TiersRequest).await?, print)?;
         Ok(ExitCode::Done)
     }
 }

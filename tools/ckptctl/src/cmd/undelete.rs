@@ -21,7 +21,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
         let checkpoint = context.selector_of_name(&self.checkpoint).await?;
-        let undelete = context.client.undelete(&UndeleteRequest { checkpoint }).await?;
+        let undelete = context.client.ask(&UndeleteRequest { checkpoint }).await?;
         context.print(&undelete, print)?;
         Ok(ExitCode::Done)
     }

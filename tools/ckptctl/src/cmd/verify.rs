@@ -33,7 +33,7 @@ impl Args {
         };
         let request = VerifyRequest { checkpoint, deep: self.deep };
         let mut bar = Bar::new("verify");
-        let result = context.client.verify(&request, |progress| bar.show(&progress)).await;
+        let result = context.client.work(&request, |progress| bar.show(&progress)).await;
         drop(bar);
         let verify = result?;
         context.print(&verify, print)?;

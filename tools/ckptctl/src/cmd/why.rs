@@ -20,7 +20,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) async fn run(self, context: &mut Context) -> Result<ExitCode, Failure> {
         let place = context.place(&self.path).await?;
-        let why = context.client.why(&WhyRequest { place }).await?;
+        let why = context.client.ask(&WhyRequest { place }).await?;
         context.print(&why, print)?;
         Ok(ExitCode::Done)
     }
