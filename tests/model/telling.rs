@@ -159,7 +159,7 @@ fn what_was_made_while_nobody_kept_the_tree_is_told_with_all_of_it() {
         );
         assert!(node.namespace.standing().whole_tree().iter().any(|told| told.path == b"before"));
     }
-    // The order of `Catalog::keep`.
+    // The order of `Keeper::keep_after`.
     node.namespace.publications().lead_outgoing(true);
     node.namespace.names().mkdir(&ME, ROOT, b"between", 0o755).unwrap();
     node.namespace.catalog().remember_removed(&[], true);

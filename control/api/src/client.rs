@@ -58,7 +58,7 @@ impl Client {
         self.read(response).await
     }
 
-    /// Has work done. Dropping the future ends what the node's method says: the waiting for a `flush`, `gc` or `rm`, and otherwise the work.
+    /// Has work done. The node's method says what dropping the future ends: the work, or only the waiting for it.
     pub async fn work<C: Work>(
         &self,
         request: &C,

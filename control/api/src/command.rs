@@ -1,7 +1,7 @@
 //! Each command once: its path, what is asked, and what is answered.
 //!
-//! Owns: which command has which path, request and answer; the client, the routes and the node's method follow from that. Does not own: what
-//! the requests say (the crate's root), the answers (`protocol::report`).
+//! Owns: which command has which path, request, answer and method of the node. The client and the routes follow from that. Does not own: what
+//! the requests say and the methods do (the crate's root), the answers (`protocol::report`).
 
 use crate::{
     CommitRequest, DoctorRequest, ExportRequest, FlushRequest, GcRequest, ImportRequest, ListRequest,
@@ -34,7 +34,7 @@ pub trait Ask: Command + Serialize + DeserializeOwned {
 
 /// A command that may take long, and tells its progress: POST, answered by lines.
 pub trait Work: Command + Serialize + DeserializeOwned {
-    /// Has the node do the work. Dropping the future ends it, as the node's method says.
+    /// Has the node do the work. The node's method says what dropping the future ends.
     fn answer(
         self,
         node: &dyn NodeApi,
@@ -42,14 +42,28 @@ pub trait Work: Command + Serialize + DeserializeOwned {
     ) -> impl Future<Output = Result<Self::Answer, ApiError>> + Send;
 }
 
+/// What is done with each command, by its kind.
+pub(crate) trait Visit: Sized {
+    fn get<C: Get>(self) -> Self;
+    fn ask<C: Ask>(self) -> Self;
+    fn work<C: Work>(self) -> Self;
+}
+
 macro_rules! commands {
-    ($($path:literal $request:ident => $answer:ty, $kind:ident by $method:ident;)*) => {$(
-        impl Command for $request {
-            const PATH: &'static str = $path;
-            type Answer = $answer;
+    ($($path:literal $request:ident => $answer:ty, $kind:ident by $method:ident;)*) => {
+        $(
+            impl Command for $request {
+                const PATH: &'static str = $path;
+                type Answer = $answer;
+            }
+            commands!(@$kind $request, $method);
+        )*
+
+        /// Visits every command.
+        pub(crate) fn each<V: Visit>(visitor: V) -> V {
+            visitor$(.$kind::<$request>())*
         }
-        commands!(@$kind $request, $method);
-    )*};
+    };
     (@get $request:ident, $method:ident) => {
         impl Get for $request {
             async fn answer(node: &dyn NodeApi) -> Result<Self::Answer, ApiError> {

@@ -42,7 +42,7 @@ pub const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// How long a stream of lines is silent before it sends an empty line to show that it is alive.
 pub const KEEPALIVE: Duration = Duration::from_secs(2);
 
-/// The paths of what is no [`Command`].
+/// The paths of what is no [`Command`](command::Command).
 pub mod path {
     pub const EVENTS: &str = "/v1/events";
     /// Also on TCP: Prometheus text.
@@ -227,12 +227,17 @@ pub trait NodeApi: Send + Sync + 'static {
     /// Returns the placement; not found on a node that is alone.
     async fn placement(&self) -> Result<Placement, ApiError>;
     async fn doctor(&self) -> Result<Doctor, ApiError>;
+    /// Verifies checkpoints. Dropping the future cancels the work.
     async fn verify(&self, request: VerifyRequest, progress: ProgressSink) -> Result<Verify, ApiError>;
+    /// Prefetches a checkpoint. If the request waits for the end, dropping the future stops the work.
     async fn prefetch(&self, request: PrefetchRequest, progress: ProgressSink) -> Result<Prefetch, ApiError>;
+    /// Flushes. Dropping the future ends the waiting, not the queued uploads.
     async fn flush(&self, request: FlushRequest, progress: ProgressSink) -> Result<Flush, ApiError>;
     async fn commit(&self, request: CommitRequest) -> Result<Commit, ApiError>;
+    /// Retires checkpoints by the retention rules. Dropping the future ends the waiting, not the work.
     async fn gc(&self, request: GcRequest, progress: ProgressSink) -> Result<Gc, ApiError>;
     async fn pin(&self, request: PinRequest) -> Result<Pin, ApiError>;
+    /// Removes checkpoints. Dropping the future ends the waiting, not the work.
     async fn remove(&self, request: RemoveRequest, progress: ProgressSink) -> Result<Removal, ApiError>;
     async fn undelete(&self, request: UndeleteRequest) -> Result<Undelete, ApiError>;
     /// Exports a checkpoint. Dropping the future leaves nothing at the directory.

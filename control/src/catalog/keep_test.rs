@@ -81,7 +81,7 @@ fn life(at: u64) -> NodeLife {
     NodeLife { node: format!("n{at}").parse().unwrap(), incarnation: Incarnation(at) }
 }
 
-/// Takes a part of `most` nodes, and plans its changes as [`Catalog::keep_after`] does; returns true for the last part.
+/// Takes a part of `most` nodes, and plans its changes as [`Keeper::keep_after`] does; returns true for the last part.
 fn take(script: &mut Script, of: &Namespace, most: usize, published: &[(NodeLife, u64)]) -> bool {
     let mut unkept = of.catalog().take_unkept(most, usize::MAX);
     script.take(&mut unkept, |(node, names)| {

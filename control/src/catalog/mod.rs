@@ -60,7 +60,7 @@ use tidemark_protocol::report;
 use tidemark_transport::{LinkErrorKind, Refusal};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
-use whereabouts::Suppliers;
+use whereabouts::Locator;
 
 /// How long to wait for a node that has to publish before another node is answered. After that the answer is that the state is unknown.
 const NODE_DEADLINE: Duration = Duration::from_secs(5);
@@ -315,7 +315,7 @@ impl Authority for Catalog {
             ToCoordinator::Look(look) => wire::encode(&self.lookups().look(&from.node, &look).await?),
             ToCoordinator::List { path } => wire::encode(&self.lookups().list(&from.node, &path).await?),
             ToCoordinator::Where { file, failed } => {
-                wire::encode(&Suppliers { catalog: self }.of(&from.node, file, &failed).await?)
+                wire::encode(&Locator { catalog: self }.of(&from.node, file, &failed).await?)
             }
             ToCoordinator::Beat(beat) => wire::encode(&self.beat(&from, beat)?),
             ToCoordinator::Members => self.lock().roll.encoded().and_then(|members| wire::encode(&members)),

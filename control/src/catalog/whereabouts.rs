@@ -17,11 +17,11 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// The nodes from which a file's bytes can be had.
 #[derive(Clone, Copy)]
-pub(super) struct Suppliers<'a> {
+pub(super) struct Locator<'a> {
     pub(super) catalog: &'a Catalog,
 }
 
-impl Suppliers<'_> {
+impl Locator<'_> {
     /// Returns suppliers of a file's bytes for a node that could not get them from `failed`.
     pub(super) async fn of(
         self,

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Time after which a new coordinator knows who keeps which copies: members report their copies when they join, and all others are gone.
-pub(crate) const SETTLED: Duration = Duration::from_secs(5);
+const SETTLED: Duration = Duration::from_secs(5);
 
 /// See the module's head.
 #[derive(Debug)]

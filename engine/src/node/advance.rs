@@ -181,7 +181,8 @@ impl Versions<'_> {
         }
     }
 
-    /// Applies the end of phase 2. Returns whether the version is committed.
+    /// Applies the end of phase 2. Returns whether the version is committed: then what was torn under its name is dropped.
+    #[must_use]
     pub(crate) fn decide_done(
         &mut self,
         id: &CheckpointId,

@@ -26,7 +26,7 @@ impl Engine {
                     self.shielding().drop_torn(&id);
                 }
             }
-            Done::Loose(done) => self.loose_files().done(done, now),
+            Done::Loose(done) => self.loose_uploads().done(done, now),
             Done::Judged(judged) => self.file_jobs.judged(&self.shared, judged),
             Done::Heard { id, contents, heard } => self.others_heard(id, contents, heard),
             Done::Fetched { node, result } => {

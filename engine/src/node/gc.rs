@@ -294,7 +294,8 @@ impl Retiring<'_> {
         self.jobs.spawn(jobs::retire(Arc::clone(self.shared), id, number, manifest, leave));
     }
 
-    /// Applies the result of a retirement. Returns whether the version was given up.
+    /// Applies the result of a retirement. Returns whether the version was given up: then it is forgotten.
+    #[must_use]
     pub(crate) fn retired(
         &mut self,
         id: &CheckpointId,
@@ -456,7 +457,7 @@ mod tests {
     fn is_begun_after(engine: &mut Engine, error: CommitError) -> bool {
         let (id, number) = of(1);
         engine.gc.begin((id.clone(), number));
-        engine.retiring().retired(&id, number, &leave(), Err(error), Instant::now());
+        let _ = engine.retiring().retired(&id, number, &leave(), Err(error), Instant::now());
         engine.gc.is_begun(&id, number)
     }
 

@@ -259,16 +259,16 @@ pub(crate) struct Lack {
 
 /// Uploads of loose files on their way.
 #[derive(Debug, Default)]
-pub(crate) struct InFlight {
+pub(crate) struct UploadsInFlight {
     files: usize,
     bytes: u64,
 }
 
 /// The parts of the loop that uploads of loose files read and change.
-pub(crate) struct LooseFiles<'a> {
+pub(crate) struct LooseUploads<'a> {
     pub(crate) shared: &'a Arc<Shared>,
     pub(crate) ledger: &'a mut Ledger,
-    pub(crate) in_flight: &'a mut InFlight,
+    pub(crate) in_flight: &'a mut UploadsInFlight,
     pub(crate) jobs: &'a mut JoinSet<Done>,
     pub(crate) file_jobs: &'a mut FileJobs,
     pub(crate) generations: &'a mut Generations,
@@ -280,7 +280,7 @@ pub(crate) struct LooseFiles<'a> {
     pub(crate) rights: &'a Rights,
 }
 
-impl LooseFiles<'_> {
+impl LooseUploads<'_> {
     /// Starts the next step of the loose files that are due, as far as there is room.
     pub(crate) fn start(&mut self, now: Instant) {
         self.ledger.loose_due.ripen(now);

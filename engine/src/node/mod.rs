@@ -17,7 +17,7 @@
 //! | `indices` | which indices can be read |
 //! | `unsaved`, `links` | which directories and links Tier-3 does not know yet |
 //! | `run` | the loop, and which jobs it starts |
-//! | `views` | which parts of the state each step may read and change |
+//! | `views` | the parts of the state that each question and each step borrows |
 //! | `advance` | versions: what the rules say is done |
 //! | `in_the_way` | how long a version waits for content of others in its place |
 //! | `backlog` | versions that are not at rest, the lag |

@@ -16,7 +16,7 @@ use crate::node::generations::Generations;
 use crate::node::jobs::{self, Done};
 use crate::node::ledger::{Contents, Ledger};
 use crate::node::looks::Looks;
-use crate::node::loose::InFlight;
+use crate::node::loose::UploadsInFlight;
 use crate::node::metric::SaidLater;
 use crate::node::recover::{Knows, NotBelieved, Recovered};
 use crate::node::rights::Rights;
@@ -94,7 +94,7 @@ pub(crate) struct Engine {
     pub(crate) file_jobs: FileJobs,
     /// Checkpoints about which other nodes are asked, with the contents that were whole when all nodes had answered.
     hearing: BTreeMap<CheckpointId, Option<Contents>>,
-    pub(crate) loose_in_flight: InFlight,
+    pub(crate) loose_in_flight: UploadsInFlight,
     /// Operations that Tier-3 does not take now.
     pub(crate) tier3_away: Away,
     pub(crate) rights: Rights,
@@ -267,7 +267,7 @@ impl Engine {
             backlog: Backlog::default(),
             file_jobs: FileJobs::default(),
             hearing: BTreeMap::new(),
-            loose_in_flight: InFlight::default(),
+            loose_in_flight: UploadsInFlight::default(),
             tier3_away: Away::default(),
             rights,
             passed_over: recovered.passed_over,
@@ -370,7 +370,7 @@ impl Engine {
         if tick {
             self.shielding().undo_removals(now);
         }
-        self.loose_files().start(now);
+        self.loose_uploads().start(now);
         self.versions().end_pauses(now);
         self.versions().give_turns();
         self.write_tree(now);

@@ -1,7 +1,7 @@
 //! Parts of the loop's state, borrowed by what asks about one thing or does one thing.
 //!
-//! Owns: which parts each of these may read, and which it may change. Does not own: what is answered or done; each stands in the file that
-//! it is about.
+//! Owns: lending the parts. Does not own: which parts each may read or change (its fields say it), what is answered or done; each stands in the
+//! file that it is about.
 
 use crate::node::advance::Versions;
 use crate::node::book::BookLookup;
@@ -9,7 +9,7 @@ use crate::node::by_path::ByPath;
 use crate::node::gc::Retiring;
 use crate::node::generations::Sifting;
 use crate::node::given_up::StillCounts;
-use crate::node::loose::LooseFiles;
+use crate::node::loose::LooseUploads;
 use crate::node::pending::Saves;
 use crate::node::rescue::PartialSaves;
 use crate::node::run::Engine;
@@ -87,7 +87,7 @@ impl Engine {
         Sifting { shared, ledger, generations, jobs, scrub, rights, tree, gc, tier3_away, flushes }
     }
 
-    pub(crate) fn loose_files(&mut self) -> LooseFiles<'_> {
+    pub(crate) fn loose_uploads(&mut self) -> LooseUploads<'_> {
         let Self {
             shared,
             ledger,
@@ -103,7 +103,7 @@ impl Engine {
             rights,
             ..
         } = self;
-        LooseFiles {
+        LooseUploads {
             shared,
             ledger,
             in_flight,

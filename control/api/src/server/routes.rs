@@ -5,13 +5,8 @@
 use super::connections::Holding;
 use super::stream::{self, Ending};
 use super::{HTTP_REQUESTS_MAX, REQUESTS_MAX};
-use crate::command::{Ask, Command, Get, Work};
-use crate::{
-    CommitRequest, DoctorRequest, EventSink, ExportRequest, FlushRequest, GcRequest, ImportRequest,
-    ListRequest, NodeApi, NodesRequest, PinRequest, PlacementRequest, PrefetchRequest, ProgressSink,
-    REQUEST_BYTES_MAX, RecoverRequest, RemoveRequest, ShowRequest, StatusRequest, TiersRequest,
-    UndeleteRequest, VerifyRequest, WhyRequest, path,
-};
+use crate::command::{self, Ask, Get, Visit, Work};
+use crate::{EventSink, NodeApi, ProgressSink, REQUEST_BYTES_MAX, path};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -36,6 +31,23 @@ struct Shared {
     ending: Ending,
 }
 
+/// The routes of commands.
+struct Commands(Router<Shared>);
+
+impl Visit for Commands {
+    fn get<C: Get>(self) -> Self {
+        Self(self.0.route(C::PATH, get(got::<C>)))
+    }
+
+    fn ask<C: Ask>(self) -> Self {
+        Self(self.0.route(C::PATH, post(ask::<C>)))
+    }
+
+    fn work<C: Work>(self) -> Self {
+        Self(self.0.route(C::PATH, post(work::<C>)))
+    }
+}
+
 /// Makes the routes of every command, for the unix socket.
 pub(super) fn commands(node: Node, ending: Ending) -> Router {
     let health = Router::new()
@@ -43,28 +55,8 @@ pub(super) fn commands(node: Node, ending: Ending) -> Router {
         .route(path::HEALTHZ, get(healthz))
         .with_state(Arc::clone(&node));
     let shared = Shared { node, ending };
-    let routes = Router::new()
-        .route(StatusRequest::PATH, get(got::<StatusRequest>))
-        .route(TiersRequest::PATH, get(got::<TiersRequest>))
-        .route(NodesRequest::PATH, get(got::<NodesRequest>))
-        .route(PlacementRequest::PATH, get(got::<PlacementRequest>))
-        .route(DoctorRequest::PATH, get(got::<DoctorRequest>))
-        .route(ListRequest::PATH, post(ask::<ListRequest>))
-        .route(ShowRequest::PATH, post(ask::<ShowRequest>))
-        .route(WhyRequest::PATH, post(ask::<WhyRequest>))
-        .route(CommitRequest::PATH, post(ask::<CommitRequest>))
-        .route(PinRequest::PATH, post(ask::<PinRequest>))
-        .route(UndeleteRequest::PATH, post(ask::<UndeleteRequest>))
-        .route(RecoverRequest::PATH, post(ask::<RecoverRequest>))
-        .route(GcRequest::PATH, post(work::<GcRequest>))
-        .route(RemoveRequest::PATH, post(work::<RemoveRequest>))
-        .route(ExportRequest::PATH, post(work::<ExportRequest>))
-        .route(ImportRequest::PATH, post(work::<ImportRequest>))
-        .route(VerifyRequest::PATH, post(work::<VerifyRequest>))
-        .route(PrefetchRequest::PATH, post(work::<PrefetchRequest>))
-        .route(FlushRequest::PATH, post(work::<FlushRequest>))
-        .route(path::EVENTS, post(events))
-        .with_state(shared);
+    let Commands(routes) = command::each(Commands(Router::new()));
+    let routes = routes.route(path::EVENTS, post(events)).with_state(shared);
     let unknown = ("this daemon has no such command", "use a ckptctl of the daemon's version");
     bounded(routes.merge(health), REQUESTS_MAX, unknown)
 }
