@@ -15,7 +15,9 @@ async fn assert_paced(running: &Running, began: Instant, bytes: u64) {
     let least = (bytes * 1000 / (longest_ms / 2 + 1)).max(LEAST);
     let pace = running.replicator.pace_bytes_per_s().unwrap();
     assert!(pace >= least, "{pace} bytes a second, and {bytes} bytes within {longest_ms} ms need {least}");
-    assert!(bytes == 0 || pace <= bytes * 1000 / 50, "{pace} bytes a second");
+    // The loop may have heard of the first checkpoint late, but not by half of the time.
+    let most = bytes * 1000 / (u64::try_from(INTERVAL.as_millis()).unwrap() / 4);
+    assert!(bytes == 0 || pace <= most, "{pace} bytes a second, and {most} are the most");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
