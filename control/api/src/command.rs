@@ -42,7 +42,7 @@ pub trait Work: Command + Serialize + DeserializeOwned {
     ) -> impl Future<Output = Result<Self::Answer, ApiError>> + Send;
 }
 
-/// What is done with each command, by its kind.
+/// A visitor of the list of commands, with a method for each kind.
 pub(crate) trait Visit: Sized {
     fn get<C: Get>(self) -> Self;
     fn ask<C: Ask>(self) -> Self;

@@ -7,7 +7,7 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `rights` | what this node may do now |
+//! | `rights` | the rights of this node: to decide, to write to Tier-3, to hide names |
 //! | `catch_up` | that the ledger learns of each change |
 //! | `ledger`, `copies` | files, groups, books, which name of a file carries its bytes, which names Tier-3 cannot hold; how many copies there are |
 //! | `book` | one checkpoint over its versions |

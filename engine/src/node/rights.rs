@@ -1,4 +1,4 @@
-//! What this node may do now: decide, write to Tier-3, hide names.
+//! The rights of this node: to decide, to write to Tier-3, to hide names.
 //!
 //! Owns: the reasons why it may not. Does not own: what they follow from (the daemon, `recover`), what is done with them.
 

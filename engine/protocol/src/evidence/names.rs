@@ -9,7 +9,7 @@ use crate::record::Evidence;
 use crate::visibility::Content;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the names of a checkpoint's files say.
+/// Findings from the names of a checkpoint's files.
 #[derive(Clone, Copy)]
 pub(super) struct ByName<'a> {
     pub(super) case: &'a Case<'a>,
