@@ -404,9 +404,10 @@ fn what_two_nodes_did_to_names_outlives_both_of_them() {
     for node in [0, 1] {
         // Each works in the directory of the other, so that the coordinator is asked.
         let run = cluster.mount(node).join(format!("run{}", 1 - node));
-        fs::remove_file(run.join("removed")).unwrap();
-        fs::rename(run.join("renamed"), run.join("by-another-name")).unwrap();
         std::os::unix::fs::symlink("step_7", run.join("latest")).unwrap();
+        fs::remove_file(run.join("removed")).unwrap();
+        // It returns once etcd has this and what the node did before. A name that the coordinator's node makes is there a moment later.
+        fs::rename(run.join("renamed"), run.join("by-another-name")).unwrap();
     }
     // A lookup of another node's name makes that node publish all its changes.
     for node in [0, 1] {

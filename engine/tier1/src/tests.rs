@@ -427,7 +427,8 @@ impl Drop for Cgroup {
 #[test]
 fn a_writer_in_a_small_memory_cgroup_writes_a_file_larger_than_its_limit() {
     const FILE_MIB: u64 = 2048;
-    let group = match Cgroup::make(512 * MIB) {
+    const LIMIT_MIB: u64 = 512;
+    let group = match Cgroup::make(LIMIT_MIB * MIB) {
         Ok(group) => group,
         Err(why) => {
             eprintln!("LEFT OUT, no memory cgroup can be made here: {why}");
@@ -452,7 +453,9 @@ fn a_writer_in_a_small_memory_cgroup_writes_a_file_larger_than_its_limit() {
     assert_eq!(backing.stat().expect("stat").size_bytes, FILE_MIB * MIB);
     let charged = group.most_charged_bytes();
     eprintln!("charged to the writer at most: {} KiB for {FILE_MIB} MiB", charged >> 10);
-    assert!(charged <= 32 * MIB, "{charged} bytes were charged to the writer");
+    // Pages that the writer reaches before the lead are its own. On a busy machine it runs past the lead for as long as the
+    // lead's thread waits for a processor: 1 MiB were seen alone, 106 MiB beside other tests.
+    assert!(charged <= LIMIT_MIB / 2 * MIB, "{charged} bytes were charged to the writer");
 }
 
 #[test]
