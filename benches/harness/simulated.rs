@@ -329,6 +329,7 @@ impl One {
             publication: self.published.load(Ordering::Relaxed),
             alone: Vec::new(),
             version: "simulated".to_owned(),
+            now_ns: 0,
         };
         let joined: Joined = self.ask(&ToCoordinator::Join(join)).await?;
         self.epoch.store(joined.admit.epoch.0, Ordering::Relaxed);
@@ -345,7 +346,8 @@ impl One {
             tokio::time::sleep_until(due.into()).await;
             let epoch = Epoch(self.epoch.load(Ordering::Relaxed));
             number += 1;
-            let beat = Beat { start: self.start, epoch, number, tier1_used_bytes: 0, tier1_size_bytes: 1 };
+            let (start, tier1_used_bytes, tier1_size_bytes) = (self.start, 0, 1);
+            let beat = Beat { start, epoch, number, tier1_used_bytes, tier1_size_bytes, now_ns: 0 };
             let asked = Instant::now();
             if let Ok(beaten) = self.ask::<Beaten>(&ToCoordinator::Beat(beat)).await {
                 self.interval_ms.store(beaten.echo.interval_ms, Ordering::Relaxed);

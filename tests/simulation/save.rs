@@ -259,6 +259,9 @@ impl Catalog {
                         .map_err(|error| SaveError::Otherwise(error.to_string()));
                 }
                 Ok(Preparing::Failed { why }) => return Err(SaveError::Passing(why)),
+                Ok(Preparing::Taken { key }) => {
+                    return Err(SaveError::Otherwise(format!("{key} holds other bytes")));
+                }
                 Ok(Preparing::NotHere { path }) => {
                     return Err(SaveError::Otherwise(format!(
                         "{life} has other bytes at {}",

@@ -216,7 +216,7 @@ impl Catalog {
 
     pub(super) fn join(&self, from: &NodeLife, join: Join) -> Result<Joined, Refusal> {
         let invalid = |why: String| Refusal::new(LinkErrorKind::Invalid, why);
-        let Join { life, start, address, labels, epoch, version, publication, mut alone } = join;
+        let Join { life, start, address, labels, epoch, version, publication, mut alone, now_ns } = join;
         if life != *from {
             return Err(invalid(format!("{from} may not speak for {life}")));
         }
@@ -235,6 +235,7 @@ impl Catalog {
         result.map_err(refused)?;
         let admit = replies.admit.ok_or_else(|| invalid(format!("{from} was not let in; join again")))?;
         let mut state = self.lock();
+        state.clocks.heard(from.incarnation, now_ns, self.cluster.namespace().now_ns());
         state.roll.runs(&node, version);
         // A daemon that takes over continues the numbers of the one before; a daemon that counts anew has lost its unpublished changes.
         if state.published.get(from).is_some_and(|last| *last > publication) {
@@ -272,7 +273,7 @@ impl Catalog {
     }
 
     pub(super) fn beat(&self, from: &NodeLife, beat: Beat) -> Result<Beaten, Refusal> {
-        let Beat { start, epoch, number, tier1_used_bytes, tier1_size_bytes } = beat;
+        let Beat { start, epoch, number, tier1_used_bytes, tier1_size_bytes, now_ns: theirs_ns } = beat;
         let life = Life { node: from.node.clone(), incarnation: from.incarnation, start };
         let beat = membership::Beat { from: life, epoch, number, tier1_used_bytes, tier1_size_bytes };
         let (result, replies) = self.step(Event::Beat(beat));
@@ -282,9 +283,10 @@ impl Catalog {
             Err(refusal) if refusal.cure() == Cure::Nothing => {}
             Err(refusal) => return Err(refused(refusal)),
         }
-        let state = self.lock();
+        let mut state = self.lock();
         let echo = replies.echo.unwrap_or_else(|| state.roll.echo(number));
         let (members_number, now_ns) = (state.told.heard(), self.cluster.namespace().now_ns());
+        state.clocks.heard(from.incarnation, theirs_ns, now_ns);
         Ok(Beaten { echo, members_number, now_ns, kept_step: self.cluster.said().last_step(self.epoch) })
     }
 

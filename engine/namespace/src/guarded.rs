@@ -23,8 +23,6 @@ const BUSY_WAIT: Duration = Duration::from_secs(60);
 /// Waiting threads, counted so that a change wakes a thread only if one waits.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    /// Threads that wait for changed nodes.
-    watching: u32,
     /// Threads that wait for a busy file, or for a last release.
     waiting: u32,
     /// Whether an event has happened for which `waiting` threads may wait.
@@ -39,7 +37,7 @@ pub(super) struct Guarded {
     /// Wakes the threads that wait for a busy file or for a last release.
     changed: Condvar,
     /// Wakes the node loop.
-    dirtied: Condvar,
+    dirtied: tokio::sync::Notify,
     /// Wakes the task that publishes to other nodes.
     pub(super) told: tokio::sync::Notify,
     /// Wakes the task that keeps the coordinator's tree elsewhere.
@@ -71,7 +69,7 @@ impl Guarded {
             clock,
             state: Mutex::new(state),
             changed: Condvar::new(),
-            dirtied: Condvar::new(),
+            dirtied: tokio::sync::Notify::new(),
             told: tokio::sync::Notify::new(),
             catalog_changed: tokio::sync::Notify::new(),
             withdrawn: OnceLock::new(),
@@ -86,16 +84,12 @@ impl Guarded {
         self.clock.now_ns()
     }
 
-    /// Waits until a change exists that was not taken yet, or until `timeout` has passed. Returns whether there is one.
-    pub(super) fn wait_dirty(&self, timeout: Duration) -> bool {
-        let mut state = self.lock();
-        state.waiters.watching += 1;
-        let (mut state, _) = self
-            .dirtied
-            .wait_timeout_while(state, timeout, |state| !state.tree.changes.has_dirty())
-            .expect(UNPOISONED);
-        state.waiters.watching -= 1;
-        state.tree.changes.has_dirty()
+    /// Waits until a change exists that was not taken yet. Cancel safe.
+    pub(super) async fn dirty(&self) {
+        while !self.look(|state| state.tree.changes.has_dirty()) {
+            // A change after the look has left its permit, or leaves it now.
+            self.dirtied.notified().await;
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -115,7 +109,7 @@ impl Guarded {
         state.note_touched();
         let journals = !state.pending.is_empty();
         let woken = std::mem::take(&mut state.waiters.woken) && state.waiters.waiting > 0;
-        let dirty = state.waiters.watching > 0 && state.tree.changes.has_dirty();
+        let dirty = state.tree.changes.has_dirty();
         let tells = state.outgoing.tells();
         let is_unkept = state.tree.changes.has_unkept();
         let trash = std::mem::take(&mut state.trash);
@@ -128,7 +122,7 @@ impl Guarded {
             self.changed.notify_all();
         }
         if dirty {
-            self.dirtied.notify_all();
+            self.dirtied.notify_one();
         }
         if tells {
             self.told.notify_one();

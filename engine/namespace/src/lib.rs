@@ -354,9 +354,9 @@ impl Namespace {
         self.state.now_ns()
     }
 
-    /// Waits until a change exists that was not taken yet, or until `timeout` has passed. Returns whether there is one.
-    pub fn wait_dirty(&self, timeout: Duration) -> bool {
-        self.state.wait_dirty(timeout)
+    /// Waits until a change exists that was not taken yet. One task waits at a time. Cancel safe.
+    pub async fn dirty(&self) {
+        self.state.dirty().await;
     }
 
     /// Drains the set of changed nodes: files whose state changed or that are gone ([`NodeViews::view`] is then `None`), and directories

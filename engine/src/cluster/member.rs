@@ -84,6 +84,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
         publication: cluster.namespace.publications().last_publication(),
         alone: cluster.names.alone(&cluster.namespace),
         version: presence.version.clone(),
+        now_ns: cluster.namespace.now_ns(),
     };
     let joined: Joined = match cluster.ask(&ToCoordinator::Join(join), super::ANSWER_DEADLINE).await {
         Ok(joined) => joined,
@@ -143,6 +144,7 @@ async fn beat_on(cluster: &Cluster, presence: &Presence, epoch: Epoch) {
             number: due.number,
             tier1_used_bytes: due.tier1_used_bytes,
             tier1_size_bytes: due.tier1_size_bytes,
+            now_ns: cluster.namespace.now_ns(),
         };
         match cluster.ask::<Beaten>(&ToCoordinator::Beat(beat), BEAT_DEADLINE).await {
             Ok(beaten) => {

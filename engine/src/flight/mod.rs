@@ -7,8 +7,8 @@
 mod window;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use window::Window;
 
 /// Smallest part that takes a place. A smaller one needs little memory, and its time shows the store's delay, not the network's.

@@ -22,7 +22,6 @@ use crate::save::commit::{Attempt, CommitError};
 use crate::save::upload::UploadError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 use tidemark_namespace::ObjectCopy;
 use tidemark_protocol::checkpoint::{Checkpoint, CheckpointCommand, CheckpointEvent};
 use tidemark_protocol::error::{ErrorKind, error_text};
@@ -36,6 +35,7 @@ use tidemark_protocol::record::RecordFile;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::residency::{ReclaimClass, reclaim_class};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Attempts in flight at once: one uploads while the other writes its markers.
 pub const ATTEMPTS_IN_FLIGHT_MAX: usize = 2;
@@ -215,7 +215,7 @@ impl Versions<'_> {
     fn failed(&mut self, id: &CheckpointId, number: Number, error: &CommitError) {
         let why = error_text(error);
         let (level, event) = match (error.kind(), error) {
-            (_, CommitError::Lost { .. } | CommitError::Taken { .. }) => {
+            (_, error) if error.ends_the_attempt() => {
                 (EventLevel::Warn, CheckpointEvent::DecidedOtherwise { why: why.clone() })
             }
             // This decides nothing yet: something other than the store may have answered. Content that stays there has used the number.

@@ -5,7 +5,7 @@
 
 use crate::node::jobs::Done;
 use crate::node::run::Engine;
-use std::time::Instant;
+use tokio::time::Instant;
 
 impl Engine {
     pub(crate) fn apply(&mut self, done: Done) {

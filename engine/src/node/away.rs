@@ -12,9 +12,9 @@ use crate::node::ledger::Ledger;
 use crate::node::recover::Knows;
 use crate::node::rights::Rights;
 use std::collections::BTreeMap;
-use std::time::Instant;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
+use tokio::time::Instant;
 
 /// An operation that Tier-3 did not take.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,11 +7,11 @@ use crate::node::book::{BookLookup, Number};
 use crate::node::decide::run_of;
 use crate::node::ledger::Ledger;
 use std::collections::{BTreeSet, VecDeque};
-use std::time::Instant;
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::invariants;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recognise::CheckpointId;
+use tokio::time::Instant;
 
 /// Steps of the loop between two checks that cost a pass over the books. Only if assertions are on.
 const STEPS_PER_CHECK: u32 = 16;

@@ -13,7 +13,7 @@ use crate::save::loose::LooseStored;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{FileView, NodeId, Reach};
 use tidemark_protocol::checkpoint::Checkpoint;
 use tidemark_protocol::evidence::{Covered, Told, Verdict};
@@ -25,6 +25,7 @@ use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, TrackerHolds};
 use tidemark_protocol::record::Record;
 use tidemark_protocol::report::{ApiError, CheckpointRef, path_text};
+use tokio::time::Instant;
 
 /// A version's number within its checkpoint.
 pub(crate) type Number = (Timeline, Version);

@@ -6,7 +6,7 @@
 //! walks them all to find the next one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use tokio::time::Instant;
 
 /// See the module's head. Within `now` the order is the keys', within `later` the moments'.
 #[derive(Debug)]
@@ -67,7 +67,8 @@ impl<K: Ord + Clone> Due<K> {
 #[cfg(test)]
 mod tests {
     use super::Due;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
+    use tokio::time::Instant;
 
     #[test]
     fn a_key_waits_once_for_the_moment_it_was_given_last() {

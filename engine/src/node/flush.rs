@@ -9,12 +9,13 @@ use crate::node::outstanding::Outstanding;
 use crate::node::pending::Row;
 use crate::node::run::{Engine, Node, RETRY_LONGEST, RETRY_URGENT};
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{FileState, ask_anew};
 use tidemark_protocol::evidence::Told;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{Flush, Pending, PendingReason, Progress};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 /// Shortest interval between two passes that collect what is pending for flushes: each costs a pass over the books.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -6,7 +6,7 @@ use crate::node::recover::Recovered;
 use crate::node::run::{Engine, Node, NodeParts};
 use crate::node::schedule::{shared_over, tier1};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_protocol::evidence::Told;
 use tidemark_protocol::id::{FileCounter, FileId, Incarnation, SealNumber};
 use tidemark_protocol::path::{CheckpointName, RelPath, RunPath};
@@ -14,6 +14,7 @@ use tidemark_protocol::recognise::{CheckpointId, Rules};
 use tidemark_protocol::report::PendingReason;
 use tidemark_store::MemoryStore;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 fn waiter(place: &str, waits: Waits, began_ns: i64) -> Waiter {
     Waiter {

@@ -11,10 +11,11 @@
 use crate::node::Shared;
 use crate::node::run::Engine;
 use crate::node::tiers::Tiers;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{KeptBy, Place, Refusals};
 use tidemark_protocol::report::{EventLevel, ProblemCode, TierStatus};
 use tidemark_protocol::size::Shown;
+use tokio::time::Instant;
 
 /// Room below which a tier is full: many a shard is larger.
 const FULL_BYTES: u64 = 64 << 20;
@@ -51,7 +52,7 @@ impl Room {
 
 /// Whether a call was refused so lately that it is still reported.
 fn is_recent(refusals: Refusals, now: Instant) -> bool {
-    refusals.last.is_some_and(|last| now.saturating_duration_since(last) < SAID_FOR)
+    refusals.last.is_some_and(|last| now.saturating_duration_since(last.into()) < SAID_FOR)
 }
 
 impl Shared {
@@ -165,7 +166,7 @@ mod tests {
     #[test]
     fn a_refused_call_is_said_for_a_while() {
         let now = Instant::now();
-        let refusals = |last| Refusals { count: 1, last };
+        let refusals = |last: Option<Instant>| Refusals { count: 1, last: last.map(Instant::into_std) };
         assert!(!is_recent(refusals(None), now));
         assert!(is_recent(refusals(Some(now)), now + SAID_FOR / 2));
         assert!(!is_recent(refusals(Some(now)), now + SAID_FOR));

@@ -21,7 +21,7 @@ use crate::node::visibility::Visibility;
 use crate::save::commit::CommitError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::Listed;
 use tidemark_protocol::error::error_text;
 use tidemark_protocol::manifest::Manifest;
@@ -29,6 +29,7 @@ use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::{ApiError, ErrorCode, EventLevel};
 use tidemark_protocol::retention::{Keep, Retirement, Standing};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Interval between two passes of retention while nothing happens that may let a version go.
 const LOOK_EVERY: Duration = Duration::from_secs(5);

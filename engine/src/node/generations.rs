@@ -25,7 +25,7 @@ use crate::save::generations::{self, Generations as Found, GiveUpError};
 use crate::save::loose::LooseStored;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::Listed;
 use tidemark_protocol::documents::LooseSidecar;
 use tidemark_protocol::error::error_text;
@@ -34,6 +34,7 @@ use tidemark_protocol::loose;
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::report::{ApiError, CheckpointRef, ErrorCode, EventLevel, GcRow, Removal, Undelete};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Generations that a path collects between two examinations: each costs a listing and some reads.
 const LOOK_AFTER: u64 = 8;

@@ -7,7 +7,8 @@
 //! down, so this one does.
 
 use crate::node::run::retry_pause;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Content of others that blocked versions of one checkpoint, counted since one of its versions last reached Tier-3.
 #[derive(Debug, Default)]

@@ -19,13 +19,14 @@ use crate::save::small;
 use crate::step_point::{StepPoint, reach};
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_content::Judgement;
 use tidemark_namespace::{ColdFile, JudgeTicket, Namespace, NodeId, SealTicket};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::retention::Retirement;
+use tokio::time::Instant;
 
 /// Before a node that could not be asked is asked again: it comes back, or is declared gone.
 const HEAR_AGAIN: Duration = Duration::from_millis(200);

@@ -15,12 +15,13 @@ use crate::node::copies::CopyCounts;
 use crate::node::due::Due;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{FileState, FileView, Namespace, NodeId, ROOT, is_hidden};
 use tidemark_protocol::evidence::History;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
 use tidemark_protocol::path::{RelPath, RunPath};
 use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules};
+use tokio::time::Instant;
 
 /// The files of one scope: a directory whose files decide about each other (see `Rules::scope`).
 #[derive(Debug, Default)]

@@ -6,7 +6,8 @@
 //! limit the loop judged one save all the time: with 7 saves of 1,000 files that had not settled, it took two thirds of a processor, from
 //! the ranks that made the files. Seals, copies and answers do not wait for this.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// A pass that took less is free. So a checkpoint of some hundred files is judged as soon as something happens to it.
 const FREE: Duration = Duration::from_millis(1);

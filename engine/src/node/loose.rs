@@ -25,7 +25,7 @@ use crate::node::visibility::unwritten::Beginnings;
 use crate::save::loose::{LooseBytes, LooseError, LooseStored, LooseUpload};
 use crate::save::upload::UploadError;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{FileState, FileView, NodeId, ObjectCopy, Reach, is_alive};
 use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::{FileId, Generation, SealNumber};
@@ -34,6 +34,7 @@ use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{EventLevel, PendingReason};
 use tidemark_protocol::residency::loose_class;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Loose files on their way at once. Each is two objects with fsyncs of their own, which a file system's journal groups
 /// only when they wait together; more than the store runs at once (`PARALLEL_CALLS`), so that it never idles.

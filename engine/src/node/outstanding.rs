@@ -12,10 +12,10 @@ use crate::node::recover::Knows;
 use crate::node::run::Engine;
 use crate::node::select::is_inside;
 use std::sync::Arc;
-use std::time::Instant;
 use tidemark_namespace::{FileState, FileView, torn_path};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{Pending, PendingReason, path_text};
+use tokio::time::Instant;
 
 /// View of the engine that lists what is not in Tier-3 yet.
 #[derive(Debug, Clone, Copy)]

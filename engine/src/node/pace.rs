@@ -6,8 +6,9 @@
 use crate::node::Shared;
 use crate::node::flush::Flushes;
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_protocol::record::Record;
+use tokio::time::Instant;
 
 /// Shortest interval between two notifications that a caller waits. A repeat replaces one that was missed. The interval limits
 /// their number, since at a job's end all its nodes flush again and again.

@@ -5,9 +5,9 @@
 use crate::node::book::VersionBook;
 use crate::node::run::Engine;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 use tidemark_namespace::FileView;
 use tidemark_protocol::report::{Problem, ProblemCode, SEE_WRITERS, TierStatus, path_text};
+use tokio::time::Instant;
 
 /// Returns a sentence about the first of many, with the number of the others.
 pub(super) fn and_more(first: String, more: usize, of_what: &str) -> String {

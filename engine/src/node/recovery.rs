@@ -12,11 +12,11 @@ use crate::node::problems::NodeHealth;
 use crate::node::run::{Engine, Node};
 use crate::node::tiers::Tiers;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 use tidemark_protocol::checkpoint;
 use tidemark_protocol::path::RunPath;
 use tidemark_protocol::recovery::{Choice, Sight, Standing, Standpoint, choose};
 use tidemark_protocol::report::{CopyCount, Recovery, RecoveryRow, RunRecovery, RunStatus};
+use tokio::time::Instant;
 
 /// A version that a job may come back to, or would have.
 struct Known<'a> {

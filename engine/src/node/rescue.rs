@@ -17,12 +17,13 @@ use crate::node::ledger::{Contents, Ledger, contents};
 use crate::node::run::Engine;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{FileState, FileView};
 use tidemark_protocol::evidence::{PARTS, Told, Verdict};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::{CheckpointId, Shape};
 use tidemark_protocol::record::Evidence;
+use tokio::time::Instant;
 
 type Files<'a> = [(&'a RelPath, &'a Arc<FileView>)];
 

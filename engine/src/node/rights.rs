@@ -3,7 +3,7 @@
 //! Owns: the reasons why it may not. Does not own: what they follow from (the daemon, `recover`), what is done with them.
 
 use crate::node::recover::Knows;
-use std::time::Instant;
+use tokio::time::Instant;
 
 /// See the module's head.
 #[derive(Debug)]

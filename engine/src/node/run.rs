@@ -27,7 +27,7 @@ use crate::node::{Shared, decide, pressure, rescue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{NodeId, ROOT};
 use tidemark_protocol::checkpoint::CheckpointEvent;
 use tidemark_protocol::recognise::{CheckpointId, Rules};
@@ -35,6 +35,7 @@ use tidemark_protocol::replication::Priority;
 use tidemark_protocol::report::{EventLevel, path_text};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Questions that wait for the loop. Each comes from a request, which the server bounds; more only wait longer.
 pub const QUESTIONS_MAX: usize = 64;
@@ -48,12 +49,9 @@ pub(crate) const RETRY_LONGEST: Duration = Duration::from_secs(30);
 /// The longest pause while a caller waits for the result.
 pub(crate) const RETRY_URGENT: Duration = Duration::from_secs(1);
 
-/// The watcher hands on what changed at most this often: a burst of small files is one look, not one each, and the
-/// threads that answer the burst keep their CPUs. A seal begins so much later at most.
-const WATCH_PAUSE: Duration = Duration::from_millis(5);
-
-/// How long the watcher waits for a change before it checks the stop flag.
-const WATCH_TIMEOUT: Duration = Duration::from_millis(100);
+/// Pause between two looks at what changed: a burst of small files is one look, not one each, and the threads that answer the burst keep
+/// their CPUs. A seal begins so much later at most.
+const DIRTY_PAUSE: Duration = Duration::from_millis(5);
 
 type Question = Box<dyn FnOnce(&mut Engine) + Send>;
 
@@ -70,6 +68,7 @@ pub struct NodeParts {
 pub struct Node {
     shared: Arc<Shared>,
     questions: mpsc::Sender<Question>,
+    turning: tokio::task::AbortHandle,
     stop: Arc<AtomicBool>,
 }
 
@@ -108,14 +107,7 @@ impl Node {
     pub fn start(parts: NodeParts) -> Self {
         let NodeParts { shared, rules, recovered } = parts;
         let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
-        // One word: the set of what changed goes on coalescing behind it.
-        let (dirty, dirtied) = mpsc::channel(1);
         let stop = Arc::new(AtomicBool::new(false));
-        let watcher = (Arc::clone(&shared), Arc::clone(&stop));
-        std::thread::Builder::new()
-            .name("dirty-watch".to_owned())
-            .spawn(move || watch(&watcher.0, &watcher.1, &dirty))
-            .expect("a thread can be started when the daemon starts");
         let sizes = Arc::clone(&shared.sizes);
         shared.namespace.set_prediction(Box::new(move |path| sizes.predict(path)));
         let reclaimer = (Arc::clone(&shared), Arc::clone(&stop));
@@ -124,8 +116,8 @@ impl Node {
             .spawn(move || pressure::run(&reclaimer.0, &reclaimer.1))
             .expect("a thread can be started when the daemon starts");
         let engine = Engine::new(Arc::clone(&shared), rules, recovered);
-        tokio::spawn(run(engine, dirtied, asked, Arc::clone(&stop)));
-        Self { shared, questions, stop }
+        let turning = tokio::spawn(run(engine, asked)).abort_handle();
+        Self { shared, questions, turning, stop }
     }
 
     #[must_use]
@@ -180,36 +172,29 @@ impl Node {
     /// Ends the loop once the current event is done. Running jobs are dropped: a later start finds what they wrote.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
+        self.turning.abort();
     }
 }
 
-fn watch(shared: &Shared, stop: &AtomicBool, dirty: &mpsc::Sender<()>) {
-    while !stop.load(Ordering::Acquire) {
-        if !shared.namespace.wait_dirty(WATCH_TIMEOUT) {
-            continue;
-        }
-        if dirty.blocking_send(()).is_err() {
-            return;
-        }
-        std::thread::sleep(WATCH_PAUSE);
-    }
-}
-
-async fn run(
-    mut engine: Engine,
-    mut dirtied: mpsc::Receiver<()>,
-    mut asked: mpsc::Receiver<Question>,
-    stop: Arc<AtomicBool>,
-) {
-    while !stop.load(Ordering::Acquire) {
+async fn run(mut engine: Engine, mut asked: mpsc::Receiver<Question>) {
+    let namespace = Arc::clone(&engine.shared.namespace);
+    let mut next_look = Instant::now();
+    loop {
         let pause = engine.pause(Instant::now());
+        let dirty = async {
+            tokio::time::sleep_until(next_look).await;
+            namespace.dirty().await;
+        };
         tokio::select! {
-            Some(()) = dirtied.recv() => engine.shared.catch_up(&mut engine.ledger),
+            () = dirty => {
+                engine.shared.catch_up(&mut engine.ledger);
+                next_look = Instant::now() + DIRTY_PAUSE;
+            }
             Some(done) = engine.jobs.join_next(), if !engine.jobs.is_empty() => {
                 match done {
                     Ok(done) => engine.apply(done),
                     // The runtime ends, and this loop with it.
-                    Err(error) if error.is_cancelled() => break,
+                    Err(error) if error.is_cancelled() => return,
                     Err(error) => panic!("a job does not panic: {error}"),
                 }
             }
@@ -223,7 +208,6 @@ async fn run(
         }
         engine.step(Instant::now());
     }
-    engine.jobs.abort_all();
 }
 
 impl Shared {

@@ -12,13 +12,14 @@ use crate::node::ledger::Ledger;
 use crate::restore::{Origin, RestoreError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{FileState, FsError, Namespace, NodeId, ObjectCopy, SealPin};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::report::{BrokenInvariant, EventLevel, path_text};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// After a pass over everything the scrub rests at least this long, so that a nearly empty Tier-1 costs nothing.
 const REST: Duration = Duration::from_secs(30);
@@ -598,8 +599,8 @@ mod tests {
 
     use crate::restore::fetch::FetchError;
     use crate::restore::{Origin, RestoreError};
-    use std::time::Instant;
     use tidemark_protocol::checksum::Crc64;
+    use tokio::time::Instant;
 
     fn bad() -> BadChunk {
         BadChunk { path: "r/a".into(), chunk: 1, expected: Crc64(1), found: Crc64(2) }

@@ -11,12 +11,12 @@ use crate::node::outstanding::Outstanding;
 use crate::node::run::{Engine, Node};
 use crate::node::select::Wanted;
 use std::collections::BTreeSet;
-use std::time::Instant;
 use tidemark_namespace::FileState;
 use tidemark_protocol::key::{Key, checkpoint_path};
 use tidemark_protocol::manifest::Manifest;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{ApiError, CheckpointRef, Copies, CopyCount, File, Show, path_text};
+use tokio::time::Instant;
 
 impl Node {
     /// Returns everything about the checkpoint or loose file that `wanted` names. The outer `None`: the loop has stopped. The inner

@@ -18,11 +18,12 @@ use crate::node::tree_now::TreeNow;
 use crate::save::loose::{self, LooseError};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_protocol::documents::TreeDocument;
 use tidemark_protocol::error::error_text;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::report::Untold;
+use tokio::time::Instant;
 
 /// Shortest interval between two writes of the tree, unless a caller waits: its document is as large as the tree has directories.
 const WRITE_EVERY: Duration = Duration::from_secs(10);

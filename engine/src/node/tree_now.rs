@@ -13,7 +13,6 @@ use crate::node::unsaved::Unsaved;
 use crate::node::visibility::Undecided;
 use crate::node::visibility::noted::Removals;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::Instant;
 use tidemark_namespace::{SnapshotFile, SnapshotNode, TreeSnapshot};
 use tidemark_protocol::documents::{FileAttributes, RemovedFile, RemovedLoose, SpecialFile, TreeDocument};
 use tidemark_protocol::format::FORMAT;
@@ -22,6 +21,7 @@ use tidemark_protocol::key::VersionId;
 use tidemark_protocol::manifest::{Attributes, Base64, Directory, HardLink, Symlink};
 use tidemark_protocol::path::{RawText, RelPath};
 use tidemark_protocol::recognise::CheckpointId;
+use tokio::time::Instant;
 
 /// The next tree document, built from the tree and the books.
 #[derive(Debug, Clone, Copy)]

@@ -24,12 +24,12 @@ use futures::stream;
 use futures::stream::StreamExt;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
 use tidemark_namespace::{FileState, ObjectCopy, SealPin};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::error::error_text;
 use tidemark_protocol::report::{EventLevel, Progress, Unrecoverable, Verify, VerifyRepair, path_text};
 use tidemark_store::StoreError;
+use tokio::time::Instant;
 
 /// Files checked at once: one hashes while another waits for Tier-3.
 const FILES_IN_FLIGHT: usize = 4;
@@ -297,7 +297,7 @@ impl Objects<'_> {
         match until {
             None => mending.await,
             // The rest stays known.
-            Some(until) => tokio::time::timeout_at(until.into(), mending).await.unwrap_or(Some(())),
+            Some(until) => tokio::time::timeout_at(until, mending).await.unwrap_or(Some(())),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::node::verify_scope::VerifyScope;
 use crate::restore::locate::{FormatProblem, document};
 use futures::stream;
 use futures::stream::StreamExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::documents::{LooseSidecar, TreeDocument};
 use tidemark_protocol::error::error_text;
@@ -24,6 +24,7 @@ use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::{BrokenInvariant, Unrecoverable, Verify};
 use tidemark_store::StoreError;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 /// Sidecars read at once: hides the round trip.
 const READS_IN_FLIGHT: usize = 16;

@@ -9,12 +9,12 @@ use crate::node::recover::Knows;
 use crate::node::run::Engine;
 use crate::node::verify::{Unsealed, why_unsealed};
 use crate::node::verify_names::{Again, Named};
-use std::time::Instant;
 use tidemark_namespace::FileState;
 use tidemark_protocol::id::Generation;
 use tidemark_protocol::key::{Key, Series};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::report::BrokenInvariant;
+use tokio::time::Instant;
 
 /// The documents, names and files that a `verify` of a place examines.
 #[derive(Debug, Clone, Copy)]

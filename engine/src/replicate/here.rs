@@ -7,7 +7,7 @@ use crate::chunk::bytes::blocking;
 use crate::metrics::Metrics;
 use crate::restore::coming::Coming;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{Namespace, SealPin};
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::file::Seal;
@@ -15,6 +15,7 @@ use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_protocol::replication::{Holder, LandingEvent, SMALL_BYTES};
 use tidemark_tier1::Tier1;
 use tidemark_transport::Link;
+use tokio::time::Instant;
 
 /// The state that all parts of the receiver share.
 pub(super) struct Here {

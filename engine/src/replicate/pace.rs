@@ -6,9 +6,10 @@
 use crate::metrics::Metrics;
 use async_trait::async_trait;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_protocol::replication::Rate;
 use tidemark_transport::Pace;
+use tokio::time::Instant;
 
 /// See the module's head.
 #[derive(Debug)]

@@ -12,13 +12,14 @@ use crate::restore::coming::Coming;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{Namespace, WithdrawnCopy};
 use tidemark_protocol::error::ErrorKind;
 use tidemark_protocol::id::{ContentHash, FileId, SealNumber};
 use tidemark_protocol::replication::{Answer, Holder, LandingEvent, Request, SealedCopy, decode, encode};
 use tidemark_tier1::Tier1;
 use tidemark_transport::{Address, Link, LinkErrorKind, Peer, Refusal};
+use tokio::time::Instant;
 
 /// Maximum number of files that come in at once, from all homes: each has memory and a descriptor.
 pub const LANDINGS_MAX: usize = 1024;

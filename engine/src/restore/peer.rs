@@ -11,7 +11,7 @@ use std::fmt;
 use std::panic;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::ColdFile;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::id::{FileId, SealNumber};
@@ -20,6 +20,7 @@ use tidemark_protocol::replication::{Answer, BulkToken, Request, decode, encode}
 use tidemark_tier1::{Backing, Growing};
 use tidemark_transport::{Address, Link, Token};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Maximum number of nodes asked for one file at once: two fill a link, and the others replace nodes that fail.
 pub const SUPPLIERS_AT_ONCE: usize = 4;

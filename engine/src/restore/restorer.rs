@@ -11,13 +11,13 @@ use crate::flight::Flight;
 use crate::metrics::Metrics;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 use tidemark_namespace::{ColdFile, FsError, Namespace, RoomWait};
 use tidemark_protocol::error::{ErrorKind, error_text};
 use tidemark_protocol::id::{FileId, SealNumber};
 use tidemark_store::{Store, StoreError};
 use tidemark_tier1::{Backing, Tier1Error};
 use tidemark_transport::Address;
+use tokio::time::Instant;
 
 /// Maximum number of rounds of asking other nodes for a file, each without the nodes that failed, before Tier-3 is read.
 const SOURCES_MAX: usize = 4;

@@ -114,6 +114,16 @@ pub enum CommitError {
 }
 
 impl CommitError {
+    /// Whether this attempt can never be finished, although its files may be good: something else is decided, or is in its place.
+    #[must_use]
+    pub fn ends_the_attempt(&self) -> bool {
+        match self {
+            Self::Lost { .. } | Self::Taken { .. } => true,
+            Self::Share(error) => matches!(**error, ShareError::Taken { .. }),
+            _ => false,
+        }
+    }
+
     /// Whether something that is no document stands in a document's place, or was the answer for it. Nothing is decided by that.
     #[must_use]
     pub fn is_no_document(&self) -> bool {
@@ -134,7 +144,7 @@ impl CommitError {
             Self::Upload(error) => error.kind(),
             Self::Share(error) => match &**error {
                 ShareError::NotHere { .. } | ShareError::Changed { .. } => ErrorKind::Corrupt,
-                ShareError::Garbled { .. } => ErrorKind::Invalid,
+                ShareError::Garbled { .. } | ShareError::Taken { .. } => ErrorKind::Invalid,
                 ShareError::Away { .. } | ShareError::Failed { .. } | ShareError::Lost { .. } => {
                     ErrorKind::Unavailable
                 }

@@ -12,7 +12,7 @@ use crate::settings::CompressionSettings;
 use bytes::Bytes;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_protocol::encoding::Codec;
 use tidemark_protocol::format::is_document;
 use tidemark_protocol::id::Epoch;
@@ -20,6 +20,7 @@ use tidemark_protocol::key::NodeLife;
 use tidemark_protocol::path::RunPath;
 use tidemark_store::{Created, Operation, Probe, Store, StoreError, UploadLimits, raise_epoch};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 /// Maximum number of doubtful creates of one of our own objects. After the last the job fails, and the loop decides when to try
 /// again.

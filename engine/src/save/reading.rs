@@ -15,12 +15,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::file::Readers;
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_store::{PartSource, StoreError, UploadLimits};
 use tidemark_tier1::Backing;
+use tokio::time::Instant;
 
 /// Maximum number of parts of one such file on their way: each is a copy outside the memory of Tier-1.
 const PARTS_IN_FLIGHT: usize = 2;

@@ -81,6 +81,11 @@ pub enum ShareError {
         "{life} says that it has other bytes at {path} than were recorded; the next save is the next version"
     )]
     NotHere { life: NodeLife, path: String },
+    #[error(
+        "{life} would write other bytes to {key} than are there, perhaps from before its daemon was started again; the next try takes \
+         another attempt"
+    )]
+    Taken { life: NodeLife, key: String },
     #[error("what {life} says that it prepared cannot be read")]
     Garbled { life: NodeLife, source: FormatError },
     #[error("{life} is gone, and no copy of {path} that it wrote can be had now")]
@@ -149,6 +154,7 @@ impl Share {
                     let path = String::from_utf8_lossy(&path).into_owned();
                     return Err(ShareError::NotHere { life, path });
                 }
+                Preparing::Taken { key } => return Err(ShareError::Taken { life, key }),
             }
         }
     }
@@ -270,6 +276,7 @@ impl Participation {
                 (Ok(()), Some(Ok(text))) => {
                     Preparing::Done { prepared: String::from_utf8_lossy(&text).into_owned() }
                 }
+                (Err(CommitError::Taken { key }), _) => Preparing::Taken { key },
                 (Err(error), _) => Preparing::Failed { why: error_text(&error) },
                 (Ok(()), _) => Preparing::Failed { why: "the marker cannot be told".to_owned() },
             };

@@ -10,9 +10,9 @@ use crate::save::drain::Drain;
 use crate::save::upload::{SealedBytes, UploadError, arrived};
 use bytes::Bytes;
 use std::sync::Arc;
-use std::time::Instant;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::encoding::ObjectLayout;
+use tokio::time::Instant;
 
 /// Largest size of a small file. The loop has at most 128 loose files on their way, so these take 32 MiB at most.
 pub(crate) const SMALL_BYTES: u64 = 256 << 10;

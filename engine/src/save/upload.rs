@@ -10,7 +10,6 @@ use bytes::Bytes;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 use tidemark_kernels::encoding::DecodeError;
 use tidemark_namespace::SealPin;
 use tidemark_protocol::checksum::Crc64;
@@ -20,6 +19,7 @@ use tidemark_protocol::file::Readers;
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_store::{PartSource, StoreError, UploadLimits, Uploaded};
 use tidemark_tier1::Mapping;
+use tokio::time::Instant;
 
 /// A sealed file on its way; the pin keeps its bytes as they are.
 #[derive(Debug)]

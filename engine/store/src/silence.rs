@@ -6,7 +6,8 @@
 //! A request is repeated for minutes before its caller gets an error. The first request without an answer reports the silence at once.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Time after which a silence is forgotten if no further request met it: without requests nothing is known. Requests are repeated
 /// sooner.

@@ -153,6 +153,8 @@ pub struct Join {
     pub alone: Vec<Vec<u8>>,
     /// The version of its daemon, at most [`VERSION_BYTES_MAX`].
     pub version: String,
+    /// The node's clock. What it publishes next may be megabytes, and take long: by that alone its times would be read too late.
+    pub now_ns: i64,
 }
 
 /// A node's sign of life; the link gives the sender.
@@ -165,6 +167,8 @@ pub struct Beat {
     pub number: u64,
     pub tier1_used_bytes: u64,
     pub tier1_size_bytes: u64,
+    /// The node's clock. Beats are the quickest messages, so they say best how far it is from the coordinator's.
+    pub now_ns: i64,
 }
 
 /// The answer to a beat.
@@ -412,6 +416,10 @@ pub enum Preparing {
     /// The node does not have these bytes.
     NotHere {
         path: Vec<u8>,
+    },
+    /// Its marker's place holds other bytes than the node would write there. The attempt cannot be finished.
+    Taken {
+        key: String,
     },
 }
 

@@ -347,7 +347,7 @@ impl Life {
     fn failed(&self, error: &CommitError) -> CheckpointEvent {
         self.world.note(self.start, format_args!("was told: {error}"));
         match (error.kind(), error) {
-            (_, CommitError::Lost { .. } | CommitError::Taken { .. }) => {
+            (_, error) if error.ends_the_attempt() => {
                 CheckpointEvent::DecidedOtherwise { why: error.to_string() }
             }
             (ErrorKind::Corrupt, _) => panic!("nothing damages anything here: {error}"),

@@ -10,11 +10,11 @@ use crate::node::visibility::Shielding;
 use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::torn::names_of;
 use crate::node::visibility::tracker::{Trackers, Wrong};
-use std::time::Instant;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::shield::Named;
+use tokio::time::Instant;
 
 impl Trackers<'_> {
     /// Queues versions for [`Self::follow_kept`] that the tree does not show because their marker or manifest is damaged: a tracker may

@@ -10,12 +10,12 @@ use crate::node::visibility::removed::Undecided;
 use crate::node::visibility::sessions::Sessions;
 use crate::node::visibility::{DECIDED_WITHIN, Visibility};
 use std::sync::Arc;
-use std::time::Instant;
 use tidemark_namespace::{FileState, FileView, WriterId, is_alive};
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
+use tokio::time::Instant;
 
 /// Lookups about names that a checkpoint lost: which processes removed them, and whether that is decided.
 #[derive(Debug, Clone, Copy)]

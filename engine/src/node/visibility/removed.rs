@@ -14,7 +14,6 @@ use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::tracker::is_of_run;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
 use tidemark_namespace::{Ended, FileView, WriterId, torn_path};
 use tidemark_protocol::id::FileId;
 use tidemark_protocol::lineage;
@@ -22,6 +21,7 @@ use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::CheckpointId;
 use tidemark_protocol::removal::{Actor, Left, Removal, decide};
 use tidemark_protocol::report::EventLevel;
+use tokio::time::Instant;
 
 /// Files whose removers are remembered. If a checkpoint has more files, the last of them still say which process it was.
 const REMOVERS_MAX: usize = 4096;

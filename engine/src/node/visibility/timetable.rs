@@ -6,9 +6,10 @@
 //! a process ends that a decision waits for, the decision is due at once.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::NodeId;
 use tidemark_protocol::recognise::CheckpointId;
+use tokio::time::Instant;
 
 /// Interval between two decisions about the same subject.
 pub(crate) const ASK_EVERY: Duration = Duration::from_secs(1);

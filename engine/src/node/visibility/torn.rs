@@ -13,7 +13,6 @@ use crate::node::visibility::InSight;
 use crate::node::visibility::Shielding;
 use crate::node::visibility::timetable::Subject;
 use std::sync::Arc;
-use std::time::Instant;
 use tidemark_namespace::{FsError, path_of_torn};
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::id::FileId;
@@ -22,6 +21,7 @@ use tidemark_protocol::recognise::{Candidate, CheckpointId, Shape};
 use tidemark_protocol::report::{CheckpointRef, EventLevel, path_text};
 use tidemark_protocol::shield::Session;
 use tidemark_protocol::visibility::{self, Standing, Tree};
+use tokio::time::Instant;
 
 /// Returns the names of a checkpoint that move together: its directory, or each of its files.
 pub(crate) fn names_of(candidate: &Candidate) -> Vec<RelPath> {

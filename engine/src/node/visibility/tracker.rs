@@ -17,7 +17,7 @@ use crate::node::visibility::fallbacks::{Fallbacks, Fit, Newer};
 use crate::node::visibility::sessions::Sessions;
 use crate::node::visibility::timetable::Subject;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_namespace::{FileView, is_alive};
 use tidemark_protocol::evidence::Verdict;
 use tidemark_protocol::path::{RelPath, RunPath};
@@ -25,6 +25,7 @@ use tidemark_protocol::recognise::{Candidate, CheckpointId, Rules, TrackerHolds}
 use tidemark_protocol::report::{EventLevel, path_text};
 use tidemark_protocol::shield::{self, Named, Session, Tracker};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Time beyond the settle time for which a tracker waits for an unproven checkpoint, before it names an older one. By then the newer one
 /// is proven, or nothing will prove it. A flush, which waits for no settle time, also waits this long for a tracker.

@@ -22,13 +22,13 @@ use crate::node::visibility::timetable::Subject;
 use crate::node::visibility::tracker::is_of_run;
 use crate::node::visibility::{Shielding, Visibility};
 use std::sync::Arc;
-use std::time::Instant;
 use tidemark_namespace::{Made, NodeId, is_alive};
 use tidemark_protocol::path::RelPath;
 use tidemark_protocol::recognise::Rules;
 use tidemark_protocol::removal::Actor;
 use tidemark_protocol::report::EventLevel;
 use tidemark_protocol::shield::{self, Unwritten};
+use tokio::time::Instant;
 
 /// Directories that are remembered; beyond that the oldest are forgotten.
 pub(super) const DIRECTORIES_MAX: usize = 1024;

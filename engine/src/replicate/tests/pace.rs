@@ -1,7 +1,7 @@
 //! The pace of copies. Does not own: the rule itself (`protocol::replication`), notices of complete checkpoints (the cluster suite).
 
 use super::*;
-use std::time::Instant;
+use tokio::time::Instant;
 
 /// Lowest rate.
 const LEAST: u64 = 128 << 20;

@@ -33,7 +33,8 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 use url::Url;
 use wire::{SentChecksum, Trouble};
 
