@@ -22,7 +22,7 @@ const O_EXCL: i32 = 0o200;
 pub(super) struct Inodes(Mutex<BTreeMap<NodeId, Arc<tokio::sync::Mutex<()>>>>);
 
 impl Inodes {
-    async fn lock(&self, nodes: &[NodeId]) -> Vec<OwnedMutexGuard<()>> {
+    pub(super) async fn lock(&self, nodes: &[NodeId]) -> Vec<OwnedMutexGuard<()>> {
         let mut nodes = nodes.to_vec();
         nodes.sort_unstable();
         nodes.dedup();
@@ -84,7 +84,7 @@ async fn once(running: &Running, inodes: &Inodes, call: &Call) -> Told {
     })
 }
 
-fn split(path: &str) -> (&str, &str) {
+pub(super) fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
 
@@ -95,25 +95,26 @@ fn node_of(attr: &Attr) -> Node {
     }
 }
 
-struct Calls<'a> {
-    running: &'a Running,
-    inodes: &'a Inodes,
+/// The calls of one program.
+pub(super) struct Calls<'a> {
+    pub(super) running: &'a Running,
+    pub(super) inodes: &'a Inodes,
 }
 
 impl Calls<'_> {
-    fn caller(&self, owner: u64) -> Caller {
+    pub(super) fn caller(&self, owner: u64) -> Caller {
         let uid = u32::try_from(owner).expect("no history has so many nodes");
         Caller { uid, gid: 0, pid: 0, now_ns: self.running.namespace.now_ns(), request: 0 }
     }
 
-    async fn leave(&self, wanted: Wanted) -> Result<Leave, FsError> {
+    pub(super) async fn leave(&self, wanted: Wanted) -> Result<Leave, FsError> {
         match Leave::at_once(&self.running.cluster, wanted) {
             Ok(leave) => Ok(leave),
             Err(wanted) => Leave::ask(&self.running.cluster, wanted).await,
         }
     }
 
-    async fn look_up(&self, parent: NodeId, name: &str) -> Result<Attr, FsError> {
+    pub(super) async fn look_up(&self, parent: NodeId, name: &str) -> Result<Attr, FsError> {
         let name = name.as_bytes();
         let _leave = self.leave(Wanted::Look { parent, name: name.to_vec() }).await?;
         let namespace = &self.running.namespace;
@@ -127,7 +128,7 @@ impl Calls<'_> {
     }
 
     /// Finds a directory by its path.
-    async fn walk(&self, path: &str) -> Result<NodeId, FsError> {
+    pub(super) async fn walk(&self, path: &str) -> Result<NodeId, FsError> {
         let mut node = ROOT;
         for name in path.split('/').filter(|name| !name.is_empty()) {
             let attr = self.look_up(node, name).await?;
@@ -146,7 +147,7 @@ impl Calls<'_> {
     }
 
     /// Looks for a name that is to be made.
-    async fn is_free(&self, parent: NodeId, name: &str) -> Result<(), FsError> {
+    pub(super) async fn is_free(&self, parent: NodeId, name: &str) -> Result<(), FsError> {
         match self.look_up(parent, name).await {
             Ok(_) => Err(FsError::Exists),
             Err(FsError::NotFound) => Ok(()),
@@ -175,7 +176,7 @@ impl Calls<'_> {
         Ok(Told::Is(Node::File(file)))
     }
 
-    async fn mkdir(&self, path: &str, directory: u64) -> Result<Told, FsError> {
+    pub(super) async fn mkdir(&self, path: &str, directory: u64) -> Result<Told, FsError> {
         let (above, name) = split(path);
         let parent = self.walk(above).await?;
         let _locked = self.inodes.lock(&[parent]).await;

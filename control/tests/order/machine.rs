@@ -1,14 +1,17 @@
 //! A node: its memory, and the daemon that runs on it. The daemon is the product's, from its names to its catalog.
 //!
 //! Owns: starting, killing and starting again; the steps by which a node follows a coordinator or becomes one, after `ckptd`'s. Does not
-//! own: what programs call (`calls`), bytes, Tier-3 and the loop over checkpoints, of which there is none here.
+//! own: what programs call (`calls`), what a daemon does about bytes and checkpoints (`serving`), which a history of names alone leaves out.
 
 use super::etcd::{Etcd, Log};
+use super::serving::Serving;
+use super::tier3::Tier3;
 use super::wire::Wire;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidemark_control::catalog::{Catalog, Legacy, TakenUp, Terms};
 use tidemark_engine::cluster::{Cluster, NodeService, Presence, Seat, follow};
+use tidemark_engine::node::Recovered;
 use tidemark_namespace::{Clock, Namespace, NamespaceSettings};
 use tidemark_protocol::id::{Epoch, Incarnation, StartId};
 use tidemark_protocol::key::NodeLife;
@@ -18,6 +21,9 @@ use tidemark_transport::{Address, Peer};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+
+/// Memory of a node: some saves.
+const TIER1_BYTES: u64 = 64 << 20;
 
 /// Size of each file of the journal: some thousand changes.
 const JOURNAL_BYTES: u64 = 512 << 10;
@@ -38,6 +44,8 @@ pub(super) struct Machine {
     pub(super) name: String,
     wire: Arc<Wire>,
     etcd: Arc<Etcd>,
+    /// Where saves go; none in a history of names alone.
+    tier3: Option<Arc<Tier3>>,
     ahead_ns: i64,
     memory: Mutex<Memory>,
     running: watch::Sender<Option<Arc<Running>>>,
@@ -46,6 +54,7 @@ pub(super) struct Machine {
 /// What outlives the daemon.
 struct Memory {
     settings: NamespaceSettings,
+    tier1_settings: Tier1Settings,
     tier1: Arc<Tier1>,
     starts: u64,
     _folder: tempfile::TempDir,
@@ -55,6 +64,7 @@ struct Memory {
 pub(super) struct Running {
     pub(super) namespace: Arc<Namespace>,
     pub(super) cluster: Arc<Cluster>,
+    pub(super) serving: Option<Arc<Serving>>,
     peer: Peer,
     tasks: Mutex<JoinSet<()>>,
 }
@@ -64,7 +74,8 @@ impl Memory {
         let folder = tempfile::Builder::new().prefix("tidemark-order-").tempdir_in("/dev/shm");
         let folder = folder.expect("there is memory for a test");
         let medium = MediumChoice::Directory(folder.path().to_path_buf());
-        let tier1 = Tier1::open(Tier1Settings { size_bytes: 32 << 20, ballast: false, medium });
+        let tier1_settings = Tier1Settings { size_bytes: TIER1_BYTES, ballast: false, medium };
+        let tier1 = Tier1::open(tier1_settings.clone());
         let began = Instant::now();
         let clock = Clock(Arc::new(move || {
             let passed = i64::try_from(began.elapsed().as_nanos()).expect("no history lasts for centuries");
@@ -75,18 +86,29 @@ impl Memory {
             clock,
             ..NamespaceSettings::new(Incarnation(incarnation))
         };
-        Self { settings, tier1: tier1.expect("a folder in memory opens"), starts: 0, _folder: folder }
+        let tier1 = tier1.expect("a folder in memory opens");
+        Self { settings, tier1_settings, tier1, starts: 0, _folder: folder }
     }
 
-    fn namespace(&mut self) -> Arc<Namespace> {
+    /// Makes the tree, or goes on with the one that a killed daemon left.
+    fn namespace(&mut self, has_bytes: bool) -> Arc<Namespace> {
         self.starts += 1;
-        let (settings, tier1) = (self.settings.clone(), Arc::clone(&self.tier1));
-        let made = if self.starts == 1 {
-            Namespace::new(settings, tier1)
-        } else {
-            Namespace::recover(settings, tier1, true, &mut |_| None)
-        };
-        made.expect("a journal of our own is read")
+        let settings = self.settings.clone();
+        if self.starts == 1 {
+            return Namespace::new(settings, Arc::clone(&self.tier1)).expect("memory is there");
+        }
+        if !has_bytes {
+            let recovered = Namespace::recover(settings, Arc::clone(&self.tier1), true, &mut |_| None);
+            return recovered.expect("a journal of our own is read");
+        }
+        let kept = self.tier1.kept_mounts().expect("a folder is kept");
+        let next = Tier1::take_over(self.tier1_settings.clone(), kept).expect("a folder is taken over");
+        // A daemon that was killed gives nothing back.
+        std::mem::forget(std::mem::replace(&mut self.tier1, Arc::clone(&next)));
+        let recovered =
+            Namespace::recover(settings, Arc::clone(&next), false, &mut |number| next.adopt(number));
+        next.adopt_rest();
+        recovered.expect("a journal of our own is read")
     }
 }
 
@@ -95,13 +117,14 @@ impl Machine {
         name: &str,
         wire: &Arc<Wire>,
         etcd: &Arc<Etcd>,
-        incarnation: u64,
-        ahead_ns: i64,
+        tier3: Option<&Arc<Tier3>>,
+        (incarnation, ahead_ns): (u64, i64),
     ) -> Arc<Self> {
         Arc::new(Self {
             name: name.to_owned(),
             wire: Arc::clone(wire),
             etcd: Arc::clone(etcd),
+            tier3: tier3.cloned(),
             ahead_ns,
             memory: Mutex::new(Memory::new(incarnation, ahead_ns)),
             running: watch::Sender::new(None),
@@ -126,35 +149,42 @@ impl Machine {
 
     /// Starts the daemon.
     pub(super) fn start(self: &Arc<Self>) {
-        let (namespace, incarnation, starts) = {
+        let (namespace, tier1, settings, starts) = {
             let mut memory = self.memory();
-            (memory.namespace(), memory.settings.incarnation, memory.starts)
+            let namespace = memory.namespace(self.tier3.is_some());
+            (namespace, Arc::clone(&memory.tier1), memory.settings.clone(), memory.starts)
         };
+        let incarnation = settings.incarnation;
         let node = self.name.parse().expect("it is a node's name");
         let (life, start) = (NodeLife { node, incarnation }, StartId(starts));
-        let cluster = Cluster::new(life, start, Arc::clone(&namespace), tokio::runtime::Handle::current());
+        let runtime = tokio::runtime::Handle::current();
+        let cluster = Cluster::new(life, start, Arc::clone(&namespace), runtime);
         let peer = Peer { node: self.name.clone(), incarnation: incarnation.0, start: start.0 };
         let service = NodeService::new(Arc::clone(&cluster));
-        cluster.connect(self.wire.join(peer.clone(), service));
+        let link = self.wire.join(peer.clone(), Arc::clone(&service) as Arc<_>);
+        cluster.connect(Arc::clone(&link));
+        let mut tasks = JoinSet::new();
+        let serving = self.tier3.as_ref().map(|tier3| {
+            let (store, clock) = (tier3.at(&self.name), settings.clock.clone());
+            Serving::begin((&cluster, &service, link), (tier1, clock), store, &mut tasks)
+        });
         let presence = Arc::new(Presence {
             address: self.name.clone(),
             labels: Labels::default(),
             version: "simulated".to_owned(),
-            tier1: Box::new(|| (0, 32 << 20)),
+            tier1: Box::new(|| (0, TIER1_BYTES)),
         });
-        let running = Arc::new(Running { namespace, cluster, peer, tasks: Mutex::default() });
-        {
-            let mut tasks = running.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-            tasks.spawn(follow(Arc::clone(&running.cluster), Arc::clone(&presence)));
-            let candidate = Candidate {
-                machine: Arc::clone(self),
-                cluster: Arc::clone(&running.cluster),
-                presence,
-                leading: Mutex::default(),
-            };
-            tasks.spawn(candidate.run());
-        }
-        self.running.send_replace(Some(running));
+        tasks.spawn(follow(Arc::clone(&cluster), Arc::clone(&presence)));
+        let candidate = Candidate {
+            machine: Arc::clone(self),
+            cluster: Arc::clone(&cluster),
+            serving: serving.clone(),
+            presence,
+            leading: Mutex::default(),
+        };
+        tasks.spawn(candidate.run());
+        let running = Running { namespace, cluster, serving, peer, tasks: Mutex::new(tasks) };
+        self.running.send_replace(Some(Arc::new(running)));
     }
 
     /// Ends the daemon at once. Its memory stays.
@@ -162,6 +192,11 @@ impl Machine {
         let Some(running) = self.running.send_replace(None) else { return };
         running.tasks.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
         self.wire.leave(&running.peer);
+        if let Some(serving) = &running.serving {
+            serving.node.stop();
+            // A daemon that is killed gives no memory back.
+            std::mem::forget(Arc::clone(&running.namespace));
+        }
     }
 
     /// Ends the daemon at once, and its memory: the node comes back as another life.
@@ -175,6 +210,7 @@ impl Machine {
 struct Candidate {
     machine: Arc<Machine>,
     cluster: Arc<Cluster>,
+    serving: Option<Arc<Serving>>,
     presence: Arc<Presence>,
     /// The catalog while this daemon coordinates.
     leading: Mutex<Option<Arc<Catalog>>>,
@@ -220,6 +256,9 @@ impl Candidate {
         reign.shutdown().await;
         *self.leading() = None;
         self.cluster.sit(Seat::Unknown);
+        if let Some(serving) = &self.serving {
+            serving.node.decide_no_more().await;
+        }
     }
 
     fn leading(&self) -> MutexGuard<'_, Option<Arc<Catalog>>> {
@@ -259,22 +298,30 @@ impl Candidate {
                 Err(_) => tokio::time::sleep(LOAD_AGAIN).await,
             }
         };
+        if let Some(serving) = &self.serving {
+            serving.node.shared().drain.set_epoch(epoch, false);
+        }
         let (legacy, presence) = (Legacy { stored, kept }, Arc::clone(&self.presence));
         let taken = legacy.take_up(cluster, epoch, presence, Terms::default(), ()).await;
         let (knows, TakenUp { catalog, before, is_complete }) = (taken.knows(), taken);
         *self.leading() = Some(Arc::clone(&catalog));
         cluster.sit(Seat::Here(Arc::clone(&catalog) as Arc<_>));
+        if let Some(serving) = self.serving.as_ref().filter(|_| knows) {
+            serving.node.decide_from_now_on(Recovered::names_only()).await;
+        }
         let log = Arc::new(Log { etcd: Arc::clone(etcd), node: name.clone(), epoch });
         tasks.spawn(Arc::clone(&catalog).watch());
         tasks.spawn(Arc::clone(&catalog).keep(log, before.into_kept(), is_complete));
         tasks.spawn(Arc::clone(&catalog).tell_removed());
-        let tier3 = Arc::clone(&catalog);
+        let (read, serving) = (Arc::clone(&catalog), self.serving.clone());
         tasks.spawn(async move {
-            tier3.announced().await;
-            if !knows {
-                tier3.nodes_heard().await;
+            read.announced().await;
+            match serving {
+                Some(serving) => serving.take_tier3_up(&read, knows).await,
+                None if !knows => read.nodes_heard().await,
+                None => {}
             }
-            tier3.heard_tier3();
+            read.heard_tier3();
         });
         let mut changes = catalog.watch_stored();
         changes.mark_changed();

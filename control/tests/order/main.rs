@@ -19,9 +19,14 @@
 #![expect(clippy::print_stdout, reason = "what was exercised is what it is run for")]
 
 mod calls;
+mod contents;
 mod etcd;
 mod history;
 mod machine;
+mod moves;
+mod saves;
+mod serving;
+mod tier3;
 mod wire;
 
 use calls::{Inodes, carry_out};
@@ -123,7 +128,7 @@ impl World {
         let etcd = Etcd::new(Arc::clone(&wire));
         let mut machine = |at: usize| {
             let ahead_ns = rng.i64(-CLOCKS_APART_NS..=CLOCKS_APART_NS);
-            Machine::new(&format!("n{}", at + 1), &wire, &etcd, 100 + at as u64, ahead_ns)
+            Machine::new(&format!("n{}", at + 1), &wire, &etcd, None, (100 + at as u64, ahead_ns))
         };
         let machines: Vec<_> = (0..NODES).map(&mut machine).collect();
         let inodes = machines.iter().map(|_| Inodes::default()).collect();

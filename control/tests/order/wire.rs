@@ -1,8 +1,9 @@
 //! The messages between the nodes: how long they take, and which are lost.
 //!
-//! Owns: who can reach whom, the delay of each message, the end of connections. Does not own: what is said (the product), when links are
-//! cut (`mod`).
+//! Owns: who can reach whom, the delay of each message, the beginning and the end of connections. Does not own: what is said (the product),
+//! the bytes of files (`moves`), when links are cut (`main`).
 
+use super::moves::{Granted, Ours};
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +13,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidemark_transport::{
-    Address, BytesSink, BytesSource, Grant, Link, LinkError, Pace, Peer, Refusal, Service, Token,
+    Address, BytesSink, BytesSource, Grant, Link, LinkError, Pace, Peer, Refusal, Service, TOKEN_BYTES,
+    Token, Unpaced,
 };
 use tokio::task::AbortHandle;
 
@@ -32,9 +34,14 @@ struct Place {
 /// The network of one cluster.
 pub(super) struct Wire(Mutex<State>);
 
-struct State {
+pub(super) struct State {
     rng: fastrand::Rng,
     places: BTreeMap<String, Place>,
+    /// Daemons that have spoken with each other, by node and start.
+    met: BTreeSet<[(String, u64); 2]>,
+    /// The files that nodes let each other move.
+    pub(super) granted: BTreeMap<[u8; TOKEN_BYTES], Granted>,
+    pub(super) tokens: u64,
     /// Directions in which nothing arrives.
     cut: BTreeSet<(String, String)>,
     /// One in so many calls breaks its connection: after the request arrived, or before. 0: none.
@@ -44,8 +51,8 @@ struct State {
 
 /// A node's end.
 pub(super) struct End {
-    wire: Arc<Wire>,
-    me: Peer,
+    pub(super) wire: Arc<Wire>,
+    pub(super) me: Peer,
 }
 
 impl fmt::Debug for End {
@@ -59,13 +66,16 @@ impl Wire {
         Arc::new(Self(Mutex::new(State {
             rng: fastrand::Rng::with_seed(seed),
             places: BTreeMap::new(),
+            met: BTreeSet::new(),
+            granted: BTreeMap::new(),
+            tokens: 0,
             cut: BTreeSet::new(),
             breaks_one_in,
             messages: 0,
         })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -82,6 +92,7 @@ impl Wire {
             if let Some(place) = state.places.remove(&peer.node) {
                 place.at_work.iter().for_each(AbortHandle::abort);
             }
+            state.granted.retain(|_, granted| granted.by.node != peer.node);
             let reached = state.places.iter().filter(|(other, _)| state.arrives(&peer.node, other));
             reached.map(|(_, place)| Arc::clone(&place.service)).collect()
         };
@@ -121,7 +132,7 @@ impl Wire {
     }
 
     /// Draws whether a connection breaks, and then whether the request arrived.
-    fn breaks(&self) -> Option<bool> {
+    pub(super) fn breaks(&self) -> Option<bool> {
         let mut state = self.lock();
         let one_in = state.breaks_one_in;
         (one_in > 0 && state.rng.u64(0..one_in) == 0).then(|| state.rng.bool())
@@ -134,12 +145,31 @@ pub(super) fn between(rng: &mut fastrand::Rng, least: Duration, most: Duration) 
 }
 
 impl State {
-    fn arrives(&self, from: &str, to: &str) -> bool {
+    pub(super) fn arrives(&self, from: &str, to: &str) -> bool {
         !self.cut.contains(&(from.to_owned(), to.to_owned()))
     }
 }
 
 impl End {
+    /// Tells both daemons of their first connection.
+    fn meet(&self, to: &Address) {
+        let mut state = self.wire.lock();
+        let services =
+            |node: &str| state.places.get(node).map(|place| (place.me.clone(), Arc::clone(&place.service)));
+        let (Some((me, ours)), Some((other, theirs))) = (services(&self.me.node), services(&to.node)) else {
+            return;
+        };
+        let of = |peer: &Peer| (peer.node.clone(), peer.start);
+        let both = [of(&me), of(&other)];
+        let reversed = [of(&other), of(&me)];
+        if me != self.me || state.met.contains(&reversed) || !state.met.insert(both) {
+            return;
+        }
+        drop(state);
+        theirs.connected(&me);
+        ours.connected(&other);
+    }
+
     /// Gives a request to its receiver; none if it does not arrive.
     fn deliver(
         &self,
@@ -174,6 +204,7 @@ impl End {
             return Err(lost());
         }
         let Some(answer) = self.deliver(to, body)? else { return std::future::pending().await };
+        self.meet(to);
         if breaks == Some(true) {
             return Err(lost());
         }
@@ -201,33 +232,33 @@ impl Link for End {
         unreachable!("names are not told this way")
     }
 
-    fn grant(&self, _: &str, _: Grant) -> Token {
-        unreachable!("no bytes move here")
+    fn grant(&self, peer: &str, grant: Grant) -> Token {
+        self.lend(peer, grant)
     }
 
-    fn revoke(&self, _: Token) {
-        unreachable!("no bytes move here")
+    fn revoke(&self, token: Token) {
+        self.wire.lock().granted.remove(&token.to_bytes());
     }
 
     async fn push(
         &self,
-        _: &Address,
-        _: Token,
-        _: Arc<dyn BytesSource>,
-        _: &[Range<u64>],
-        _: &dyn Pace,
+        to: &Address,
+        token: Token,
+        from: Arc<dyn BytesSource>,
+        ranges: &[Range<u64>],
+        pace: &dyn Pace,
     ) -> Result<(), LinkError> {
-        unreachable!("no bytes move here")
+        self.carry(to, token, Ours::From(from), ranges, pace).await
     }
 
     async fn pull(
         &self,
-        _: &Address,
-        _: Token,
-        _: &[Range<u64>],
-        _: Arc<dyn BytesSink>,
+        from: &Address,
+        token: Token,
+        ranges: &[Range<u64>],
+        into: Arc<dyn BytesSink>,
     ) -> Result<(), LinkError> {
-        unreachable!("no bytes move here")
+        self.carry(from, token, Ours::Into(into), ranges, &Unpaced).await
     }
 
     async fn close(&self) {}

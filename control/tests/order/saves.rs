@@ -1,0 +1,440 @@
+//! Saves over nodes: what a job closed is committed whole, is served from what survives, and is never other bytes.
+//!
+//! Owns: the job, its readers, the faults, and what must hold. Does not own: the nodes (`machine`, `serving`), the judge of markers
+//! (`tier3`).
+
+use super::calls::{Calls, Inodes};
+use super::etcd::{self, Etcd};
+use super::machine::{Machine, Running};
+use super::tier3::{self, Files, Tier3};
+use super::wire::Wire;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemark_namespace::FsError;
+use tokio::time::Instant;
+
+const SEED_ENV: &str = "TIDEMARK_SAVES_SEED";
+
+/// Number of seeds of each kind of fault, without and with `TIDEMARK_LONG`.
+const SEEDS: u64 = 12;
+const SEEDS_LONG: u64 = 2_000;
+
+const NODES: usize = 3;
+const STEPS: usize = 6;
+const READERS: usize = 2;
+
+/// Sizes of files: some are sent in one message, some by pieces while they lie here.
+const SMALL_BYTES: usize = 40 << 10;
+const LARGE_BYTES: usize = 700 << 10;
+
+/// How long a rank takes, at least and at most, to gather what the others wrote before it writes the index.
+const GATHERS_MS: (u64, u64) = (20, 200);
+
+/// How long all takes that is not lost to be committed, and served on every node, after the last fault.
+const SETTLES: Duration = Duration::from_secs(180);
+
+/// The longest job.
+const JOB_MAX: Duration = Duration::from_secs(600);
+
+/// How long a program tries again what its node cannot do now.
+const TRIES: Duration = Duration::from_secs(40);
+const TRIES_AGAIN: Duration = Duration::from_millis(500);
+
+/// What goes wrong in a history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trouble {
+    None,
+    /// Connections break, also in the middle of a file.
+    Breaks,
+    /// Daemons are killed, and started again.
+    Kills,
+    /// Nodes lose their power and their memory, and come back as others.
+    PowerOff,
+    /// Nodes hear no other node, no etcd and no Tier-3 for some seconds.
+    Cuts,
+    /// Tier-3 is away for some seconds.
+    Tier3,
+}
+
+impl Trouble {
+    const ALL: [Self; 6] = [Self::None, Self::Breaks, Self::Kills, Self::PowerOff, Self::Cuts, Self::Tier3];
+}
+
+/// A save that its job was told is closed.
+#[derive(Debug, Clone)]
+struct Saved {
+    files: Files,
+    /// The nodes that wrote it, each in the life in which it did.
+    lives: BTreeSet<(usize, u64)>,
+}
+
+struct World {
+    rng: RefCell<fastrand::Rng>,
+    machines: Vec<Arc<Machine>>,
+    inodes: Vec<Inodes>,
+    wire: Arc<Wire>,
+    tier3: Arc<Tier3>,
+    began: Instant,
+    /// The life of each node's memory, counted.
+    lives: RefCell<Vec<u64>>,
+    saved: RefCell<BTreeMap<String, Saved>>,
+    ran: RefCell<Ran>,
+}
+
+/// What histories were.
+#[derive(Debug, Default, Clone)]
+struct Ran {
+    saves: u64,
+    failed_saves: u64,
+    committed: u64,
+    lost: u64,
+    reads: u64,
+    refused_reads: u64,
+    faults: u64,
+    messages: u64,
+    simulated: Duration,
+}
+
+impl World {
+    fn new(seed: u64, trouble: Trouble) -> Rc<Self> {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let breaks = if trouble == Trouble::Breaks { 25 } else { 0 };
+        let wire = Wire::new(rng.u64(..), breaks);
+        let (etcd, tier3) = (Etcd::new(Arc::clone(&wire)), Tier3::new(Arc::clone(&wire)));
+        let mut machine = |at: usize| {
+            let ahead_ns = rng.i64(-super::CLOCKS_APART_NS..=super::CLOCKS_APART_NS);
+            Machine::new(&format!("n{}", at + 1), &wire, &etcd, Some(&tier3), (100 + at as u64, ahead_ns))
+        };
+        let machines: Vec<_> = (0..NODES).map(&mut machine).collect();
+        Rc::new(Self {
+            rng: RefCell::new(rng),
+            inodes: machines.iter().map(|_| Inodes::default()).collect(),
+            machines,
+            wire,
+            tier3,
+            began: Instant::now(),
+            lives: RefCell::new(vec![0; NODES]),
+            saved: RefCell::default(),
+            ran: RefCell::default(),
+        })
+    }
+
+    fn below(&self, end: usize) -> usize {
+        self.rng.borrow_mut().usize(..end)
+    }
+
+    fn some(&self, from_ms: u64, to_ms: u64) -> Duration {
+        Duration::from_millis(self.rng.borrow_mut().u64(from_ms..to_ms))
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut rng = self.rng.borrow_mut();
+        let most = if rng.u8(..4) == 0 { LARGE_BYTES } else { SMALL_BYTES };
+        let mut bytes = vec![0; rng.usize(1..most)];
+        rng.fill(&mut bytes);
+        bytes
+    }
+
+    /// Carries out a program's call on a node; none if its daemon ends meanwhile.
+    async fn on<T>(
+        &self,
+        at: usize,
+        call: impl AsyncFn(Calls<'_>) -> Result<T, FsError>,
+    ) -> Option<Result<T, FsError>> {
+        let machine = &self.machines[at];
+        let running: Arc<Running> = machine.running()?;
+        let calls = Calls { running: &running, inodes: &self.inodes[at] };
+        tokio::select! {
+            done = call(calls) => Some(done),
+            () = machine.ended(&running) => None,
+        }
+    }
+
+    /// Makes a directory, which may be there.
+    async fn make_directory(&self, at: usize, path: &str) -> bool {
+        let until = Instant::now() + TRIES;
+        loop {
+            let made = self.on(at, async |calls| calls.mkdir(path, 1).await).await;
+            match made {
+                Some(Ok(_) | Err(FsError::Exists)) => return true,
+                _ if Instant::now() > until => return false,
+                _ => tokio::time::sleep(TRIES_AGAIN).await,
+            }
+        }
+    }
+
+    /// Saves, and returns whether every rank was told that its file is closed.
+    async fn save(&self, path: &str) -> Option<Saved> {
+        if !self.make_directory(0, path).await {
+            return None;
+        }
+        let lives = self.lives.borrow().clone();
+        let shards: Vec<_> = (0..NODES).map(|rank| (format!("__{rank}_0.distcp"), self.bytes())).collect();
+        let written = shards.iter().enumerate().map(|(rank, (name, bytes))| {
+            let file = format!("{path}/{name}");
+            async move { self.on(rank, async |calls| calls.write_file(&file, bytes).await).await }
+        });
+        for written in futures::future::join_all(written).await {
+            written?.ok()?;
+        }
+        // The ranks come to a barrier, and one of them gathers what the others wrote.
+        let gathers = self.wire.delay() + self.wire.delay() + self.some(GATHERS_MS.0, GATHERS_MS.1);
+        tokio::time::sleep(gathers).await;
+        let index = metadata(shards.iter().map(|(name, bytes)| (name.as_str(), bytes.len())));
+        let mut files: Files = shards.into_iter().collect();
+        files.insert(".metadata".to_owned(), index.clone());
+        // From the close on, before its caller hears of it.
+        self.tier3.saves(path, files.clone());
+        let file = format!("{path}/.metadata");
+        self.on(0, async |calls| calls.write_file(&file, &index).await).await?.ok()?;
+        let lives = lives.into_iter().enumerate().collect();
+        Some(Saved { files, lives })
+    }
+
+    async fn job(&self) {
+        for step in 1..=STEPS {
+            let path = format!("job/step_{step}");
+            match self.save(&path).await {
+                Some(saved) => {
+                    self.ran.borrow_mut().saves += 1;
+                    self.saved.borrow_mut().insert(path, saved);
+                }
+                None => self.ran.borrow_mut().failed_saves += 1,
+            }
+            tokio::time::sleep(self.some(300, 4000)).await;
+        }
+    }
+
+    /// Reads what was saved, on any node. Bytes that are served are right.
+    async fn reader(&self, is_over: &Cell<bool>) {
+        while !is_over.get() {
+            tokio::time::sleep(self.some(100, 1500)).await;
+            let saved: Vec<_> = {
+                let saved = self.saved.borrow();
+                let files = |(path, saved): (&String, &Saved)| {
+                    let path = path.clone();
+                    let of = |(name, bytes): (&String, &Vec<u8>)| (format!("{path}/{name}"), bytes.clone());
+                    saved.files.iter().map(of).collect::<Vec<_>>()
+                };
+                saved.iter().flat_map(files).collect()
+            };
+            if saved.is_empty() {
+                continue;
+            }
+            let (path, bytes) = &saved[self.below(saved.len())];
+            let at = self.below(NODES);
+            self.read(at, path, bytes).await;
+        }
+    }
+
+    async fn read(&self, at: usize, path: &str, bytes: &[u8]) -> bool {
+        let read = self.on(at, async |calls| calls.read_file(path).await).await;
+        let Some(Ok(read)) = read else {
+            self.ran.borrow_mut().refused_reads += 1;
+            return false;
+        };
+        assert!(
+            read == bytes,
+            "{path} on node {at}: {} bytes are served, which are not the {} saved",
+            read.len(),
+            bytes.len()
+        );
+        self.ran.borrow_mut().reads += 1;
+        true
+    }
+
+    async fn trouble(&self, trouble: Trouble) {
+        for round in 0..3 {
+            tokio::time::sleep(self.some(500, 5000)).await;
+            let at = self.below(NODES);
+            let machine = &self.machines[at];
+            match trouble {
+                Trouble::None | Trouble::Breaks => return,
+                Trouble::Kills => {
+                    machine.kill();
+                    // What a killed daemon had begun on another thread ends before the next one reads its memory.
+                    tokio::task::spawn_blocking(|| ()).await.expect("nothing panics there");
+                    tokio::time::sleep(self.some(20, 1500)).await;
+                    machine.start();
+                }
+                Trouble::PowerOff => {
+                    self.lives.borrow_mut()[at] += 1;
+                    machine.lose_power(1000 + 10 * round + at as u64);
+                    tokio::time::sleep(self.some(500, 6000)).await;
+                    machine.start();
+                    // Another one is lost only once copies can be complete again.
+                    tokio::time::sleep(Duration::from_secs(60)).await;
+                }
+                Trouble::Cuts => {
+                    let all = self.machines.iter().map(|machine| machine.name.as_str());
+                    for to in all.chain([etcd::PLACE, tier3::PLACE]).filter(|to| *to != machine.name) {
+                        self.wire.cut(&machine.name, to);
+                        self.wire.cut(to, &machine.name);
+                    }
+                    tokio::time::sleep(self.some(300, 9000)).await;
+                    self.wire.heal();
+                }
+                Trouble::Tier3 => {
+                    for machine in &self.machines {
+                        self.wire.cut(&machine.name, tier3::PLACE);
+                        self.wire.cut(tier3::PLACE, &machine.name);
+                    }
+                    tokio::time::sleep(self.some(300, 20_000)).await;
+                    self.wire.heal();
+                }
+            }
+            self.ran.borrow_mut().faults += 1;
+        }
+    }
+
+    /// Waits until everything is committed and served that has not been lost.
+    async fn end(&self) {
+        self.wire.calm();
+        let until = Instant::now() + SETTLES;
+        loop {
+            let left = self.left().await;
+            if left.is_empty() {
+                return;
+            }
+            if Instant::now() > until {
+                panic!("all is quiet for {SETTLES:?}, and still: {left:#?}\n{}", self.told().await);
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Returns what each node says of the saves.
+    async fn told(&self) -> String {
+        let mut told = String::new();
+        for machine in &self.machines {
+            let Some(serving) = machine.running().and_then(|running| running.serving.clone()) else {
+                continue;
+            };
+            let rows = serving.node.list(Vec::new(), true).await.unwrap_or_default();
+            let problems = serving.node.standing().await.map(|standing| standing.problems);
+            told += &format!("{}: {problems:#?}\n", machine.name);
+            for row in rows {
+                told += &format!("  {} {:?} {:?} {:?}\n", row.path, row.state, row.evidence, row.copies);
+            }
+            for event in serving.node.shared().events.since(0) {
+                told += &format!("  {event:?}\n");
+            }
+        }
+        told
+    }
+
+    /// Returns what is still to be committed, or not served.
+    async fn left(&self) -> Vec<String> {
+        let committed: BTreeSet<_> = self.tier3.committed().into_iter().collect();
+        let lives = self.lives.borrow().clone();
+        let (mut left, mut lost) = (Vec::new(), 0);
+        let saved = self.saved.borrow().clone();
+        for (path, save) in &saved {
+            let is_committed = committed.contains(path);
+            let lives_on = save.lives.iter().all(|(at, life)| lives[*at] == *life);
+            if !is_committed && !lives_on {
+                lost += 1;
+                continue;
+            }
+            if !is_committed {
+                left.push(format!("{path} is not committed"));
+                continue;
+            }
+            for at in 0..NODES {
+                for (name, bytes) in &save.files {
+                    let path = format!("{path}/{name}");
+                    if !self.read(at, &path, bytes).await {
+                        left.push(format!("{path} is not served on node {at}"));
+                    }
+                }
+            }
+        }
+        let mut ran = self.ran.borrow_mut();
+        (ran.committed, ran.lost) = (committed.len() as u64, lost);
+        left
+    }
+}
+
+/// Returns a `.metadata` that lists these files with their sizes, as pickle protocol 2 writes it.
+fn metadata<'a>(files: impl Iterator<Item = (&'a str, usize)>) -> Vec<u8> {
+    let number = |of: usize| u32::try_from(of).expect("files of tests are small").to_le_bytes();
+    let text = |text: &str| [&b"X"[..], &number(text.len()), text.as_bytes()].concat();
+    let mut pickle = b"\x80\x02".to_vec();
+    for (name, size_bytes) in files {
+        pickle.extend(b"ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n)\x81}(");
+        let named = [text("relative_path"), text(name), text("offset"), b"K\x00".to_vec(), text("length")];
+        pickle.extend(named.concat());
+        pickle.extend([&b"J"[..], &number(size_bytes), b"ub"].concat());
+    }
+    pickle.push(b'.');
+    pickle
+}
+
+/// Runs one history.
+fn run(seed: u64, trouble: Trouble) -> Ran {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .max_blocking_threads(1)
+        .build()
+        .expect("a runtime starts");
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, async {
+        let world = World::new(seed, trouble);
+        world.machines.iter().for_each(Machine::start);
+        assert!(world.make_directory(0, "job").await, "the cluster does not begin");
+        let is_over = Rc::new(Cell::new(false));
+        let mut programs = tokio::task::JoinSet::new();
+        for _ in 0..READERS {
+            let (world, is_over) = (Rc::clone(&world), Rc::clone(&is_over));
+            programs.spawn_local(async move { world.reader(&is_over).await });
+        }
+        {
+            let world = Rc::clone(&world);
+            programs.spawn_local(async move { world.trouble(trouble).await });
+        }
+        let begins = tokio::time::timeout(JOB_MAX, world.job());
+        begins.await.expect("a job ends");
+        is_over.set(true);
+        while let Some(ended) = programs.join_next().await {
+            ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+        }
+        world.end().await;
+        world.machines.iter().for_each(|machine| machine.kill());
+        let mut ran = world.ran.borrow().clone();
+        (ran.messages, ran.simulated) = (world.wire.messages(), world.began.elapsed());
+        ran
+    })
+}
+
+#[test]
+fn what_is_saved_over_nodes_is_committed_whole_and_served_right() {
+    let only = std::env::var(super::TROUBLE_ENV).unwrap_or_default();
+    let troubles =
+        Trouble::ALL.into_iter().filter(|trouble| only.is_empty() || only == format!("{trouble:?}"));
+    let one = std::env::var(SEED_ENV).ok().map(|seed| seed.parse::<u64>().expect("a seed is a number"));
+    let seeds = if std::env::var_os("TIDEMARK_LONG").is_some() { SEEDS_LONG } else { SEEDS };
+    for trouble in troubles {
+        let mut all = Ran::default();
+        for seed in one.map_or(0..seeds, |seed| seed..seed + 1) {
+            println!(
+                "{trouble:?}, seed {seed}: again with {SEED_ENV}={seed} {}={trouble:?}",
+                super::TROUBLE_ENV
+            );
+            let ran = run(seed, trouble);
+            all.saves += ran.saves;
+            all.failed_saves += ran.failed_saves;
+            all.committed += ran.committed;
+            all.lost += ran.lost;
+            all.reads += ran.reads;
+            all.refused_reads += ran.refused_reads;
+            all.faults += ran.faults;
+            all.messages += ran.messages;
+            all.simulated += ran.simulated;
+        }
+        println!("{trouble:?}: {all:?}");
+    }
+}

@@ -1,0 +1,254 @@
+//! Tier-3: how long its answers take, when it is away, and what may be committed there.
+//!
+//! Owns: the delay of each request, requests that arrive although nobody waits any more, the judge of markers. Does not own: objects (the
+//! store in memory), what is saved (`saves`).
+
+use super::wire::Wire;
+use async_trait::async_trait;
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tidemark_protocol::checksum::Crc64;
+use tidemark_protocol::format::Document;
+use tidemark_protocol::key::{Key, VersionId, checkpoint_path};
+use tidemark_protocol::manifest::ValidatedManifest;
+use tidemark_protocol::marker::{Decision, Marker};
+use tidemark_store::{
+    Created, Damage, Listing, MemoryStore, ObjectHead, Operation, PartSource, Store, StoreError,
+    UploadLimits, Uploaded,
+};
+
+/// The name of Tier-3's place in the network.
+pub(super) const PLACE: &str = "tier3";
+
+/// How long a request waits for its answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The largest document that is read.
+const DOCUMENT_BYTES_MAX: u64 = 1 << 20;
+
+/// The files of a save, by name, as the job wrote them.
+pub(super) type Files = BTreeMap<String, Vec<u8>>;
+
+/// See the module's head.
+pub(super) struct Tier3 {
+    wire: Arc<Wire>,
+    objects: MemoryStore,
+    /// Saves whose every file was closed, by path.
+    saved: Mutex<BTreeMap<String, Files>>,
+    /// Decisions about versions, by the version.
+    decided: Mutex<BTreeMap<VersionId, Decision>>,
+}
+
+impl fmt::Debug for Tier3 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tier3")
+    }
+}
+
+impl Tier3 {
+    pub(super) fn new(wire: Arc<Wire>) -> Arc<Self> {
+        Arc::new(Self {
+            wire,
+            objects: MemoryStore::new(),
+            saved: Mutex::default(),
+            decided: Mutex::default(),
+        })
+    }
+
+    /// Notes a save that may be committed from now on.
+    pub(super) fn saves(&self, path: &str, files: Files) {
+        self.saved.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned(), files);
+    }
+
+    /// Returns the paths of the committed saves.
+    pub(super) fn committed(&self) -> Vec<String> {
+        let decided = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
+        let committed = decided.iter().filter(|(_, decision)| **decision == Decision::Commit);
+        committed.map(|(version, _)| path_of(version)).collect()
+    }
+
+    async fn document(&self, key: &str) -> Bytes {
+        let found = self.objects.get(key, DOCUMENT_BYTES_MAX).await.expect("memory answers");
+        found.unwrap_or_else(|| panic!("{key} is not there"))
+    }
+
+    /// Judges a marker: what it commits was saved, and is all there.
+    async fn judge(&self, version: VersionId, body: &[u8]) {
+        let marker = Marker::parse(body).expect("the product wrote it");
+        let before = self
+            .decided
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(version.clone(), marker.decision);
+        assert!(before.is_none_or(|before| before == marker.decision), "{version} is decided twice");
+        if marker.decision == Decision::Abort {
+            return;
+        }
+        let (Some(key), Some(hash)) = (&marker.manifest, &marker.manifest_hash) else {
+            panic!("{version} is committed without a manifest");
+        };
+        let manifest = self.document(key).await;
+        let manifest = ValidatedManifest::parse(&manifest, hash).expect("a committed manifest is right");
+        let path = path_of(&version);
+        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).get(&path).cloned();
+        let saved =
+            saved.unwrap_or_else(|| panic!("{path} is committed, and not every file of it was closed"));
+        let manifest = manifest.into_manifest();
+        let named = |name: &String| format!("{path}/{name}");
+        let saved: Files = saved.iter().map(|(name, bytes)| (named(name), bytes.clone())).collect();
+        let names: Vec<_> = manifest.files.iter().map(|file| file.path.to_string()).collect();
+        assert!(
+            names.iter().eq(saved.keys()),
+            "{path} is committed with {names:?}, and has {:?}",
+            saved.keys()
+        );
+        for file in &manifest.files {
+            let wanted = &saved[&file.path.to_string()];
+            let there = self.objects.get(&file.key, u64::MAX).await.expect("memory answers");
+            assert!(
+                there.as_ref().is_some_and(|there| there[..] == wanted[..]),
+                "{path}: the object of {} has not the bytes that were written",
+                file.path
+            );
+            let sums = wanted.chunks(8 << 20).map(|chunk| Crc64(tidemark_kernels::crc64(chunk)));
+            assert!(
+                sums.eq(file.chunks.iter().copied()),
+                "{path}: the checksums of {} are not right",
+                file.path
+            );
+        }
+    }
+
+    /// Lets a node use it.
+    pub(super) fn at(self: &Arc<Self>, node: &str) -> Arc<dyn Store> {
+        Arc::new(Client { tier3: Arc::clone(self), node: node.to_owned() })
+    }
+}
+
+fn path_of(version: &VersionId) -> String {
+    let path = checkpoint_path(&version.run, &version.directory);
+    String::from_utf8(path).expect("paths of tests are UTF-8")
+}
+
+/// A node's client.
+#[derive(Debug)]
+struct Client {
+    tier3: Arc<Tier3>,
+    node: String,
+}
+
+impl Client {
+    /// Carries a request there, out, and its answer back. A request that has begun is carried out although its sender dies.
+    async fn ask<T: Send + 'static>(
+        &self,
+        (operation, key): (Operation, &str),
+        request: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (wire, node) = (Arc::clone(&self.tier3.wire), self.node.clone());
+        let exchange = tokio::spawn(async move {
+            tokio::time::sleep(wire.delay()).await;
+            if !wire.reaches(&node, PLACE) {
+                return std::future::pending().await;
+            }
+            let answer = request.await;
+            tokio::time::sleep(wire.delay()).await;
+            if !wire.reaches(PLACE, &node) {
+                return std::future::pending().await;
+            }
+            answer
+        });
+        let abort = exchange.abort_handle();
+        match tokio::time::timeout(PATIENCE, exchange).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Ok(Err(_)) | Err(_) => {
+                abort.abort();
+                let (key, store) = (key.to_owned(), self.describe());
+                Err(match operation {
+                    Operation::Create | Operation::Upload | Operation::Delete => StoreError::Doubtful {
+                        operation,
+                        key,
+                        store,
+                        attempts: 1,
+                        reason: "no answer".to_owned(),
+                    },
+                    _ => StoreError::Unavailable {
+                        operation,
+                        key,
+                        store,
+                        attempts: 1,
+                        source: "no answer".into(),
+                    },
+                })
+            }
+        }
+    }
+
+    fn objects(&self) -> MemoryStore {
+        self.tier3.objects.clone()
+    }
+}
+
+#[async_trait]
+impl Store for Client {
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, StoreError> {
+        let (tier3, owned) = (Arc::clone(&self.tier3), key.to_owned());
+        self.ask((Operation::Create, key), async move {
+            let created = tier3.objects.create(&owned, body.clone()).await?;
+            if let (Created::Created, Ok(Key::Committed { version })) = (created, owned.parse()) {
+                tier3.judge(version, &body).await;
+            }
+            Ok(created)
+        })
+        .await
+    }
+
+    async fn get(&self, key: &str, limit_bytes: u64) -> Result<Option<Bytes>, StoreError> {
+        let (objects, owned) = (self.objects(), key.to_owned());
+        self.ask((Operation::Get, key), async move { objects.get(&owned, limit_bytes).await }).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let (objects, owned) = (self.objects(), key.to_owned());
+        self.ask((Operation::GetRange, key), async move { objects.get_range(&owned, range).await }).await
+    }
+
+    async fn head(&self, key: &str) -> Result<Option<ObjectHead>, StoreError> {
+        let (objects, owned) = (self.objects(), key.to_owned());
+        self.ask((Operation::Head, key), async move { objects.head(&owned).await }).await
+    }
+
+    async fn list(&self, prefix: &str, delimiter: bool) -> Result<Listing, StoreError> {
+        let (objects, owned) = (self.objects(), prefix.to_owned());
+        self.ask((Operation::List, prefix), async move { objects.list(&owned, delimiter).await }).await
+    }
+
+    async fn upload(
+        &self,
+        key: &str,
+        source: Arc<dyn PartSource>,
+        limits: &UploadLimits,
+    ) -> Result<Uploaded, StoreError> {
+        let (objects, owned, limits) = (self.objects(), key.to_owned(), *limits);
+        self.ask((Operation::Upload, key), async move { objects.upload(&owned, source, &limits).await }).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        let (objects, owned) = (self.objects(), key.to_owned());
+        self.ask((Operation::Delete, key), async move { objects.delete(&owned).await }).await
+    }
+
+    async fn send_damaged_part(&self, key: &str) -> Result<Damage, StoreError> {
+        let (objects, owned) = (self.objects(), key.to_owned());
+        self.ask((Operation::Probe, key), async move { objects.send_damaged_part(&owned).await }).await
+    }
+
+    fn describe(&self) -> String {
+        "simulated://tier3".to_owned()
+    }
+}
