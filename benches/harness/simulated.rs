@@ -329,7 +329,6 @@ impl One {
             publication: self.published.load(Ordering::Relaxed),
             alone: Vec::new(),
             version: "simulated".to_owned(),
-            now_ns: 0,
         };
         let joined: Joined = self.ask(&ToCoordinator::Join(join)).await?;
         self.epoch.store(joined.admit.epoch.0, Ordering::Relaxed);

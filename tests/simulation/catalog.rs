@@ -51,7 +51,8 @@ impl Catalog {
             ToCoordinator::Beat(_)
             | ToCoordinator::Members
             | ToCoordinator::Find { .. }
-            | ToCoordinator::Reported => unreachable!("nobody asks that here"),
+            | ToCoordinator::Reported
+            | ToCoordinator::Time { .. } => unreachable!("nobody asks that here"),
         };
         if self.is_closed() {
             return Err(Refused::Unavailable("this is not the coordinator any more".to_owned()));
@@ -427,10 +428,10 @@ impl State {
         self.leases.published_at(&from.node, path);
     }
 
-    fn on_our_clock(&self, told: &NodeState, from: &NodeLife, now_ns: i64) -> NodeState {
+    fn on_our_clock(&mut self, told: &NodeState, from: &NodeLife, now_ns: i64) -> NodeState {
         let mut told = told.clone();
         if let NodeKind::File(facts) = &mut told.kind {
-            let read = |at| self.clocks.read(from.incarnation, at, now_ns);
+            let mut read = |at| self.clocks.read(from.incarnation, at, now_ns);
             facts.opened_ns = read(facts.opened_ns);
             facts.closed_ns = read(facts.closed_ns);
             facts.published_ns = read(facts.published_ns);

@@ -231,7 +231,6 @@ impl Node {
             publication: self.telling.borrow().number,
             alone: Vec::new(),
             version: String::new(),
-            now_ns: self.now_ns(),
         };
         let joined: Joined = match self.ask(ToCoordinator::Join(join), ANSWER_DEADLINE).await {
             Ok(joined) => joined,

@@ -216,7 +216,7 @@ impl Catalog {
 
     pub(super) fn join(&self, from: &NodeLife, join: Join) -> Result<Joined, Refusal> {
         let invalid = |why: String| Refusal::new(LinkErrorKind::Invalid, why);
-        let Join { life, start, address, labels, epoch, version, publication, mut alone, now_ns } = join;
+        let Join { life, start, address, labels, epoch, version, publication, mut alone } = join;
         if life != *from {
             return Err(invalid(format!("{from} may not speak for {life}")));
         }
@@ -235,7 +235,6 @@ impl Catalog {
         result.map_err(refused)?;
         let admit = replies.admit.ok_or_else(|| invalid(format!("{from} was not let in; join again")))?;
         let mut state = self.lock();
-        state.clocks.heard(from.incarnation, now_ns, self.cluster.namespace().now_ns());
         state.roll.runs(&node, version);
         // A daemon that takes over continues the numbers of the one before; a daemon that counts anew has lost its unpublished changes.
         if state.published.get(from).is_some_and(|last| *last > publication) {

@@ -328,6 +328,11 @@ impl Authority for Catalog {
                 self.heard(&from);
                 wire::encode(&())
             }
+            ToCoordinator::Time { now_ns } => {
+                let ours_ns = self.cluster.namespace().now_ns();
+                self.lock().clocks.heard(from.incarnation, now_ns, ours_ns);
+                wire::encode(&())
+            }
         };
         // Afterwards: what was read of the tree before this was read within the term.
         self.term.check(self.epoch)?;

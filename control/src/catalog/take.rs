@@ -93,8 +93,7 @@ impl Taking<'_> {
     fn take_into_tree(self, from: &NodeLife, publication: &Publication, now_ns: i64) {
         let namespace = self.catalog.cluster.namespace();
         namespace.mirror().follow(&publication.operations, from, publication.number);
-        let clocks = self.catalog.lock().clocks.clone();
-        let read = |at| clocks.read(from.incarnation, at, now_ns);
+        let read = |at| self.catalog.lock().clocks.read(from.incarnation, at, now_ns);
         let told = publication.states.iter().map(|told| told.clone().with_times(read));
         let states: Vec<_> = if publication.whole {
             told.filter_map(|told| self.under_a_name_of_its_own(told, from)).collect()

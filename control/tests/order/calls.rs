@@ -140,10 +140,14 @@ impl Calls<'_> {
         Ok(node)
     }
 
-    async fn look(&self, path: &str) -> Result<Told, FsError> {
+    pub(super) async fn find(&self, path: &str) -> Result<Attr, FsError> {
         let (above, name) = split(path);
         let parent = self.walk(above).await?;
-        self.look_up(parent, name).await.map(|attr| Told::Is(node_of(&attr)))
+        self.look_up(parent, name).await
+    }
+
+    async fn look(&self, path: &str) -> Result<Told, FsError> {
+        self.find(path).await.map(|attr| Told::Is(node_of(&attr)))
     }
 
     /// Looks for a name that is to be made.
@@ -190,7 +194,7 @@ impl Calls<'_> {
         Ok(Told::Done)
     }
 
-    async fn remove(&self, path: &str, directory: bool) -> Result<Told, FsError> {
+    pub(super) async fn remove(&self, path: &str, directory: bool) -> Result<Told, FsError> {
         let (above, name) = split(path);
         let parent = self.walk(above).await?;
         let _locked = self.inodes.lock(&[parent]).await;

@@ -15,8 +15,8 @@ const O_EXCL: i32 = 0o200;
 const OPENS_MAX: usize = 8;
 
 impl Calls<'_> {
-    /// Makes a file, writes its bytes and closes it.
-    pub(super) async fn write_file(&self, path: &str, bytes: &[u8]) -> Result<(), FsError> {
+    /// Makes a file, writes its bytes and closes it. If `dies`, the program is killed after half of them, and the kernel closes the file.
+    pub(super) async fn write_file(&self, path: &str, bytes: &[u8], dies: bool) -> Result<(), FsError> {
         let (above, name) = split(path);
         let parent = self.walk(above).await?;
         let _locked = self.inodes.lock(&[parent]).await;
@@ -27,11 +27,12 @@ impl Calls<'_> {
         let (namespace, caller) = (&self.running.namespace, self.caller(0));
         let (attr, open) = namespace.create(&caller, parent, &name, 0o644, O_WRONLY | O_EXCL)?;
         drop(leave);
+        let written = if dies { &bytes[..bytes.len() / 2] } else { bytes };
         let mut at = 0;
-        while at < bytes.len() {
-            at += open.backing.write_at(&bytes[at..], at as u64).expect("there is memory");
+        while at < written.len() {
+            at += open.backing.write_at(&written[at..], at as u64).expect("there is memory");
         }
-        namespace.handles().flush(open.fh, &caller, false)?;
+        namespace.handles().flush(open.fh, &caller, dies)?;
         namespace.handles().release(open.fh)?;
         namespace.forget(attr.node, 1);
         Ok(())

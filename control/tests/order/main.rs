@@ -1,20 +1,25 @@
-//! One order of names over nodes: the code that ships, on a simulated clock and a simulated network.
+//! Nodes of a cluster: the code that ships, on a simulated clock and a simulated network.
 //!
 //! Each node is the product's: its namespace with its journal, `engine::cluster` with leave, promises and publications, and on the
-//! coordinator `control::catalog` with leases, recalls and the keeping of names in an etcd. Programs call what the mount calls. Each call and
-//! what it was told is written down, and in the end one order of all calls has to be found that a single tree would have given.
+//! coordinator `control::catalog` with leases, recalls and the keeping of names in an etcd. Programs call what the mount calls.
+//!
+//! In one test each call and what it was told is written down, and in the end one order of all calls has to be found that a single tree
+//! would have given. In the other a job saves, and each node has the node loop, the copies on other nodes and Tier-3 as well: what is
+//! committed has to be whole, and what is not lost has to be committed and served.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `wire`, `etcd` | messages and their faults; the lease and the catalog |
-//! | `machine` | a node, its daemon, the steps to the coordinator's role |
-//! | `calls` | what the kernel and the mount do for a program's call |
-//! | `history` | whether there is such an order |
+//! | `wire`, `moves`, `etcd`, `tier3` | messages, the bytes of files, the lease and the catalog, objects; their faults |
+//! | `machine`, `serving` | a node, its daemon, the steps to the coordinator's role; what a daemon does about bytes |
+//! | `calls`, `contents` | what the kernel and the mount do for a program's call, for one that writes or reads a whole file |
+//! | `history` | whether there is one order of names |
+//! | `saves` | jobs that save, and what must hold of saves |
 //!
-//! Does not own: bytes and checkpoints (the simulation suite), real processes and sockets (the cluster suite and the campaign).
+//! Does not own: real processes and sockets (the cluster suite and the campaign).
 //!
-//! `TIDEMARK_ORDER_SEED=7` runs one seed and prints its history, `TIDEMARK_ORDER_TROUBLE=Kills` one kind of fault. `TIDEMARK_LONG` runs more
-//! seeds.
+//! `TIDEMARK_ORDER_SEED=7` runs one seed of names and prints its history, `TIDEMARK_SAVES_SEED=7` one of saves,
+//! `TIDEMARK_ORDER_TROUBLE=Kills` one kind of fault. `TIDEMARK_LONG` runs more seeds. A seed decides what programs do and what goes wrong;
+//! numbers that the product draws by chance may still differ from run to run.
 
 #![expect(clippy::print_stdout, reason = "what was exercised is what it is run for")]
 

@@ -14,6 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemark_namespace::FsError;
+use tidemark_protocol::report::CheckpointState;
 use tokio::time::Instant;
 
 const SEED_ENV: &str = "TIDEMARK_SAVES_SEED";
@@ -22,8 +23,13 @@ const SEED_ENV: &str = "TIDEMARK_SAVES_SEED";
 const SEEDS: u64 = 12;
 const SEEDS_LONG: u64 = 2_000;
 
-const NODES: usize = 3;
-const STEPS: usize = 6;
+/// Nodes of a cluster, at least and at most.
+const NODES: (usize, usize) = (3, 5);
+/// Saves of a job, and how many of them it keeps.
+const STEPS: usize = 7;
+const KEPT: usize = 5;
+/// One rank in so many is killed while it saves.
+const KILLED_ONE_IN: usize = 40;
 const READERS: usize = 2;
 
 /// Sizes of files: some are sent in one message, some by pieces while they lie here.
@@ -38,6 +44,9 @@ const SETTLES: Duration = Duration::from_secs(180);
 
 /// The longest job.
 const JOB_MAX: Duration = Duration::from_secs(600);
+
+/// How long no other node is lost after one was, until copies can be complete again.
+const COPIES_COMPLETE: Duration = Duration::from_secs(60);
 
 /// How long a program tries again what its node cannot do now.
 const TRIES: Duration = Duration::from_secs(40);
@@ -57,18 +66,26 @@ enum Trouble {
     Cuts,
     /// Tier-3 is away for some seconds.
     Tier3,
+    /// A node loses its power and its memory while Tier-3 is away, and comes back as another.
+    Loss,
 }
 
 impl Trouble {
-    const ALL: [Self; 6] = [Self::None, Self::Breaks, Self::Kills, Self::PowerOff, Self::Cuts, Self::Tier3];
+    const ALL: [Self; 7] =
+        [Self::None, Self::Breaks, Self::Kills, Self::PowerOff, Self::Cuts, Self::Tier3, Self::Loss];
 }
+
+/// The life of each node's memory, counted.
+type Lives = Vec<u64>;
 
 /// A save that its job was told is closed.
 #[derive(Debug, Clone)]
 struct Saved {
     files: Files,
-    /// The nodes that wrote it, each in the life in which it did.
-    lives: BTreeSet<(usize, u64)>,
+    /// When it was written.
+    lives: Lives,
+    /// Whether a node was cut off meanwhile. What it did gives way to what others did, so such a save may stay undecided.
+    is_cut: bool,
 }
 
 struct World {
@@ -78,9 +95,14 @@ struct World {
     wire: Arc<Wire>,
     tier3: Arc<Tier3>,
     began: Instant,
-    /// The life of each node's memory, counted.
-    lives: RefCell<Vec<u64>>,
+    lives: RefCell<Lives>,
     saved: RefCell<BTreeMap<String, Saved>>,
+    /// Saves that a coordinator said are replicated, and the lives at that moment.
+    replicated: RefCell<BTreeMap<String, Lives>>,
+    /// Cuts that have begun, and the number of those that are over.
+    cuts: Cell<(u64, u64)>,
+    /// Saves that their job removed.
+    removed: RefCell<BTreeSet<String>>,
     ran: RefCell<Ran>,
 }
 
@@ -89,6 +111,8 @@ struct World {
 struct Ran {
     saves: u64,
     failed_saves: u64,
+    removed: u64,
+    replicated: u64,
     committed: u64,
     lost: u64,
     reads: u64,
@@ -101,6 +125,7 @@ struct Ran {
 impl World {
     fn new(seed: u64, trouble: Trouble) -> Rc<Self> {
         let mut rng = fastrand::Rng::with_seed(seed);
+        let nodes = rng.usize(NODES.0..=NODES.1);
         let breaks = if trouble == Trouble::Breaks { 25 } else { 0 };
         let wire = Wire::new(rng.u64(..), breaks);
         let (etcd, tier3) = (Etcd::new(Arc::clone(&wire)), Tier3::new(Arc::clone(&wire)));
@@ -108,7 +133,7 @@ impl World {
             let ahead_ns = rng.i64(-super::CLOCKS_APART_NS..=super::CLOCKS_APART_NS);
             Machine::new(&format!("n{}", at + 1), &wire, &etcd, Some(&tier3), (100 + at as u64, ahead_ns))
         };
-        let machines: Vec<_> = (0..NODES).map(&mut machine).collect();
+        let machines: Vec<_> = (0..nodes).map(&mut machine).collect();
         Rc::new(Self {
             rng: RefCell::new(rng),
             inodes: machines.iter().map(|_| Inodes::default()).collect(),
@@ -116,8 +141,11 @@ impl World {
             wire,
             tier3,
             began: Instant::now(),
-            lives: RefCell::new(vec![0; NODES]),
+            lives: RefCell::new(vec![0; nodes]),
             saved: RefCell::default(),
+            replicated: RefCell::default(),
+            cuts: Cell::default(),
+            removed: RefCell::default(),
             ran: RefCell::default(),
         })
     }
@@ -171,14 +199,16 @@ impl World {
         if !self.make_directory(0, path).await {
             return None;
         }
-        let lives = self.lives.borrow().clone();
-        let shards: Vec<_> = (0..NODES).map(|rank| (format!("__{rank}_0.distcp"), self.bytes())).collect();
+        let (lives, (begun, healed)) = (self.lives.borrow().clone(), self.cuts.get());
+        let ranks = 0..self.machines.len();
+        let shards: Vec<_> = ranks.map(|rank| (format!("__{rank}_0.distcp"), self.bytes())).collect();
         let written = shards.iter().enumerate().map(|(rank, (name, bytes))| {
-            let file = format!("{path}/{name}");
-            async move { self.on(rank, async |calls| calls.write_file(&file, bytes).await).await }
+            let (file, dies) = (format!("{path}/{name}"), self.below(KILLED_ONE_IN) == 0);
+            let writes = async move |calls: Calls<'_>| calls.write_file(&file, bytes, dies).await;
+            async move { self.on(rank, writes).await?.ok().filter(|()| !dies) }
         });
         for written in futures::future::join_all(written).await {
-            written?.ok()?;
+            written?;
         }
         // The ranks come to a barrier, and one of them gathers what the others wrote.
         let gathers = self.wire.delay() + self.wire.delay() + self.some(GATHERS_MS.0, GATHERS_MS.1);
@@ -189,9 +219,45 @@ impl World {
         // From the close on, before its caller hears of it.
         self.tier3.saves(path, files.clone());
         let file = format!("{path}/.metadata");
-        self.on(0, async |calls| calls.write_file(&file, &index).await).await?.ok()?;
-        let lives = lives.into_iter().enumerate().collect();
-        Some(Saved { files, lives })
+        self.on(0, async |calls| calls.write_file(&file, &index, false).await).await?.ok()?;
+        let is_cut = begun != healed || self.cuts.get().0 != begun;
+        Some(Saved { files, lives, is_cut })
+    }
+
+    /// Removes a save, on any node. It is not asked for again, whatever became of it.
+    async fn remove(&self, path: &str) {
+        let Some(save) = self.saved.borrow_mut().remove(path) else { return };
+        let at = self.below(self.machines.len());
+        for name in save.files.keys() {
+            let file = format!("{path}/{name}");
+            if !matches!(self.on(at, async |calls| calls.remove(&file, false).await).await, Some(Ok(_))) {
+                return;
+            }
+        }
+        if let Some(Ok(_)) = self.on(at, async |calls| calls.remove(path, true).await).await {
+            self.removed.borrow_mut().insert(path.to_owned());
+        }
+    }
+
+    /// Notes what coordinators say is replicated.
+    async fn watch(&self, is_over: &Cell<bool>) {
+        while !is_over.get() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            for machine in &self.machines {
+                let Some(serving) = machine.running().and_then(|running| running.serving.clone()) else {
+                    continue;
+                };
+                if !serving.node.shared().decides() {
+                    continue;
+                }
+                let lives = self.lives.borrow().clone();
+                let rows = tokio::time::timeout(Duration::from_secs(1), serving.node.list(Vec::new(), false));
+                let replicated = rows.await.ok().flatten().unwrap_or_default();
+                let replicated =
+                    replicated.into_iter().filter(|row| row.state == CheckpointState::Replicated);
+                self.replicated.borrow_mut().extend(replicated.map(|row| (row.path, lives.clone())));
+            }
+        }
     }
 
     async fn job(&self) {
@@ -203,6 +269,9 @@ impl World {
                     self.saved.borrow_mut().insert(path, saved);
                 }
                 None => self.ran.borrow_mut().failed_saves += 1,
+            }
+            if step > KEPT {
+                self.remove(&format!("job/step_{}", step - KEPT)).await;
             }
             tokio::time::sleep(self.some(300, 4000)).await;
         }
@@ -225,16 +294,22 @@ impl World {
                 continue;
             }
             let (path, bytes) = &saved[self.below(saved.len())];
-            let at = self.below(NODES);
-            self.read(at, path, bytes).await;
+            let at = self.below(self.machines.len());
+            // Refused is what nobody can serve now.
+            let _ = self.read(at, path, bytes).await;
         }
     }
 
-    async fn read(&self, at: usize, path: &str, bytes: &[u8]) -> bool {
-        let read = self.on(at, async |calls| calls.read_file(path).await).await;
-        let Some(Ok(read)) = read else {
-            self.ran.borrow_mut().refused_reads += 1;
-            return false;
+    /// Reads a file. The error says why it is not served.
+    async fn read(&self, at: usize, path: &str, bytes: &[u8]) -> Result<(), String> {
+        let read = match self.on(at, async |calls| calls.read_file(path).await).await {
+            Some(Ok(read)) => read,
+            refused => {
+                self.ran.borrow_mut().refused_reads += 1;
+                return Err(
+                    refused.map_or_else(|| "its daemon ended".to_owned(), |refused| format!("{refused:?}"))
+                );
+            }
         };
         assert!(
             read == bytes,
@@ -243,13 +318,20 @@ impl World {
             bytes.len()
         );
         self.ran.borrow_mut().reads += 1;
-        true
+        Ok(())
+    }
+
+    fn take_tier3_away(&self) {
+        for machine in &self.machines {
+            self.wire.cut(&machine.name, tier3::PLACE);
+            self.wire.cut(tier3::PLACE, &machine.name);
+        }
     }
 
     async fn trouble(&self, trouble: Trouble) {
         for round in 0..3 {
             tokio::time::sleep(self.some(500, 5000)).await;
-            let at = self.below(NODES);
+            let at = self.below(self.machines.len());
             let machine = &self.machines[at];
             match trouble {
                 Trouble::None | Trouble::Breaks => return,
@@ -265,10 +347,11 @@ impl World {
                     machine.lose_power(1000 + 10 * round + at as u64);
                     tokio::time::sleep(self.some(500, 6000)).await;
                     machine.start();
-                    // Another one is lost only once copies can be complete again.
-                    tokio::time::sleep(Duration::from_secs(60)).await;
+                    tokio::time::sleep(COPIES_COMPLETE).await;
                 }
                 Trouble::Cuts => {
+                    let (begun, healed) = self.cuts.get();
+                    self.cuts.set((begun + 1, healed));
                     let all = self.machines.iter().map(|machine| machine.name.as_str());
                     for to in all.chain([etcd::PLACE, tier3::PLACE]).filter(|to| *to != machine.name) {
                         self.wire.cut(&machine.name, to);
@@ -276,14 +359,24 @@ impl World {
                     }
                     tokio::time::sleep(self.some(300, 9000)).await;
                     self.wire.heal();
+                    // It is a member again.
+                    tokio::time::sleep(Duration::from_secs(3)).await;
+                    self.cuts.set((begun + 1, healed + 1));
                 }
                 Trouble::Tier3 => {
-                    for machine in &self.machines {
-                        self.wire.cut(&machine.name, tier3::PLACE);
-                        self.wire.cut(tier3::PLACE, &machine.name);
-                    }
+                    self.take_tier3_away();
                     tokio::time::sleep(self.some(300, 20_000)).await;
                     self.wire.heal();
+                }
+                Trouble::Loss => {
+                    self.take_tier3_away();
+                    tokio::time::sleep(self.some(2000, 9000)).await;
+                    self.lives.borrow_mut()[at] += 1;
+                    machine.lose_power(1000 + 10 * round + at as u64);
+                    tokio::time::sleep(self.some(500, 6000)).await;
+                    machine.start();
+                    self.wire.heal();
+                    tokio::time::sleep(COPIES_COMPLETE).await;
                 }
             }
             self.ran.borrow_mut().faults += 1;
@@ -334,26 +427,39 @@ impl World {
         let saved = self.saved.borrow().clone();
         for (path, save) in &saved {
             let is_committed = committed.contains(path);
-            let lives_on = save.lives.iter().all(|(at, life)| lives[*at] == *life);
-            if !is_committed && !lives_on {
+            // One node may be lost after all was replicated.
+            let ended =
+                |before: &Lives| before.iter().zip(&lives).filter(|(before, now)| before != now).count();
+            let replicated = self.replicated.borrow().get(path).is_some_and(|lives| ended(lives) <= 1);
+            if !is_committed && ended(&save.lives) > 0 && !replicated {
                 lost += 1;
                 continue;
             }
-            if !is_committed {
+            if !is_committed && !save.is_cut {
                 left.push(format!("{path} is not committed"));
                 continue;
             }
-            for at in 0..NODES {
+            for at in 0..self.machines.len() {
                 for (name, bytes) in &save.files {
                     let path = format!("{path}/{name}");
-                    if !self.read(at, &path, bytes).await {
-                        left.push(format!("{path} is not served on node {at}"));
+                    if let Err(why) = self.read(at, &path, bytes).await {
+                        left.push(format!("{path} is not served on node {at}: {why}"));
                     }
+                }
+            }
+        }
+        let removed = self.removed.borrow().clone();
+        for path in &removed {
+            for at in 0..self.machines.len() {
+                let found = self.on(at, async |calls| calls.find(path).await).await;
+                if !matches!(found, Some(Err(FsError::NotFound))) {
+                    left.push(format!("{path} was removed, and is back on node {at}: {found:?}"));
                 }
             }
         }
         let mut ran = self.ran.borrow_mut();
         (ran.committed, ran.lost) = (committed.len() as u64, lost);
+        (ran.removed, ran.replicated) = (removed.len() as u64, self.replicated.borrow().len() as u64);
         left
     }
 }
@@ -393,6 +499,10 @@ fn run(seed: u64, trouble: Trouble) -> Ran {
             programs.spawn_local(async move { world.reader(&is_over).await });
         }
         {
+            let (world, is_over) = (Rc::clone(&world), Rc::clone(&is_over));
+            programs.spawn_local(async move { world.watch(&is_over).await });
+        }
+        {
             let world = Rc::clone(&world);
             programs.spawn_local(async move { world.trouble(trouble).await });
         }
@@ -427,6 +537,8 @@ fn what_is_saved_over_nodes_is_committed_whole_and_served_right() {
             let ran = run(seed, trouble);
             all.saves += ran.saves;
             all.failed_saves += ran.failed_saves;
+            all.removed += ran.removed;
+            all.replicated += ran.replicated;
             all.committed += ran.committed;
             all.lost += ran.lost;
             all.reads += ran.reads;
@@ -436,5 +548,12 @@ fn what_is_saved_over_nodes_is_committed_whole_and_served_right() {
             all.simulated += ran.simulated;
         }
         println!("{trouble:?}: {all:?}");
+        assert_eq!(
+            all.faults > 0,
+            !matches!(trouble, Trouble::None | Trouble::Breaks),
+            "{trouble:?} happens where it should"
+        );
+        assert!(all.committed > 0 && all.reads > 0, "{trouble:?}: nothing was saved");
+        assert!(2 * all.replicated > all.committed, "{trouble:?}: copies are rarely complete");
     }
 }

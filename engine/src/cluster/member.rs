@@ -23,6 +23,9 @@ const BEAT_DEADLINE: Duration = Duration::from_millis(BEAT_MS * SUSPECT_BEATS);
 /// Longest pause before this node asks to join again.
 const JOIN_AGAIN: Duration = Duration::from_millis(300);
 
+/// How often a node that joins says its time. One message in some takes long; a file is not to seem closed after the index that lists it.
+const TIMES_SAID: usize = 4;
+
 /// Interval at which this node looks for ended processes.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -84,7 +87,6 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
         publication: cluster.namespace.publications().last_publication(),
         alone: cluster.names.alone(&cluster.namespace),
         version: presence.version.clone(),
-        now_ns: cluster.namespace.now_ns(),
     };
     let joined: Joined = match cluster.ask(&ToCoordinator::Join(join), super::ANSWER_DEADLINE).await {
         Ok(joined) => joined,
@@ -97,6 +99,14 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
             return;
         }
     };
+    for _ in 0..TIMES_SAID {
+        let time = ToCoordinator::Time { now_ns: cluster.namespace.now_ns() };
+        if let Err(error) = cluster.ask::<()>(&time, BEAT_DEADLINE).await {
+            // Its times are read by what else it says.
+            tracing::debug!(%error, "the coordinator does not take the time");
+            break;
+        }
+    }
     let now_ms = cluster.following.now_ms();
     if let Err(refusal) = cluster.following.view().admitted(&joined.admit, now_ms) {
         tracing::warn!(%refusal, "a coordinator that let this node in is not followed");

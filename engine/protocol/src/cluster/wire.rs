@@ -75,12 +75,17 @@ pub enum ToCoordinator {
     },
     /// All that this node knew when it joined has been published.
     Reported,
+    /// The node's clock says this. A node that has joined says it some times before it publishes anything: the quickest of the messages
+    /// tells how far its clock is from the coordinator's, by which its times are read.
+    Time {
+        now_ns: i64,
+    },
 }
 
 impl ToCoordinator {
     /// Every [`ToCoordinator::word`].
-    pub const WORDS: [&str; 10] =
-        ["join", "publish", "look", "list", "where", "beat", "members", "copies", "find", "reported"];
+    pub const WORDS: [&str; 11] =
+        ["join", "publish", "look", "list", "where", "beat", "members", "copies", "find", "reported", "time"];
 
     /// Returns the question in one word, for counters.
     #[must_use]
@@ -102,6 +107,7 @@ impl ToCoordinator {
             Self::Copies(_) => 7,
             Self::Find { .. } => 8,
             Self::Reported => 9,
+            Self::Time { .. } => 10,
         }
     }
 }
@@ -153,8 +159,6 @@ pub struct Join {
     pub alone: Vec<Vec<u8>>,
     /// The version of its daemon, at most [`VERSION_BYTES_MAX`].
     pub version: String,
-    /// The node's clock. What it publishes next may be megabytes, and take long: by that alone its times would be read too late.
-    pub now_ns: i64,
 }
 
 /// A node's sign of life; the link gives the sender.
