@@ -93,17 +93,12 @@ impl Taking<'_> {
     fn take_into_tree(self, from: &NodeLife, publication: &Publication, now_ns: i64) {
         let namespace = self.catalog.cluster.namespace();
         namespace.mirror().follow(&publication.operations, from, publication.number);
-        let told: Vec<_> = {
-            // In one hold, so by one estimate: a beat may change it.
-            let mut state = self.catalog.lock();
-            let clocks = &mut state.clocks;
-            let mut read = |at| clocks.read(from.incarnation, at, now_ns);
-            publication.states.iter().map(|told| told.clone().with_times(&mut read)).collect()
-        };
+        let read = |at| self.catalog.lock().clocks.read(from.incarnation, at, now_ns);
+        let told = publication.states.iter().map(|told| told.clone().with_times(read));
         let states: Vec<_> = if publication.whole {
-            told.into_iter().filter_map(|told| self.under_a_name_of_its_own(told, from)).collect()
+            told.filter_map(|told| self.under_a_name_of_its_own(told, from)).collect()
         } else {
-            told
+            told.collect()
         };
         let made = states.iter().filter(|_| publication.makes).flat_map(NodeState::paths);
         let made: Vec<_> = made.filter_map(|path| first_missing(namespace, path)).collect();
@@ -116,7 +111,7 @@ impl Taking<'_> {
             namespace.catalog().tell_removed_again(&nameless);
         }
         self.forget_unclaimed(&states);
-        let mut fates: Vec<_> = publication
+        let fates: Vec<_> = publication
             .fates
             .iter()
             .chain(states.iter().flat_map(|told| match &told.kind {
@@ -125,15 +120,12 @@ impl Taking<'_> {
                 }
                 _ => &[],
             }))
-            .cloned()
+            .map(|fact| {
+                let mut fact = fact.clone();
+                fact.failed_at_ns = fact.failed_at_ns.map(read);
+                fact
+            })
             .collect();
-        {
-            let mut state = self.catalog.lock();
-            let clocks = &mut state.clocks;
-            for fact in &mut fates {
-                fact.failed_at_ns = fact.failed_at_ns.map(|at| clocks.read(from.incarnation, at, now_ns));
-            }
-        }
         namespace.catalog().take_fates(&fates, from.incarnation);
         self.tell_unknown_objects(from, &states);
     }

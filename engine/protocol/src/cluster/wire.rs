@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Format number, raised with every change of a message.
-pub const WIRE_VERSION: u8 = 10;
+pub const WIRE_VERSION: u8 = 9;
 
 /// Size of the largest message: the checksums of a file of 8 TiB, or the names of a directory of 100,000 files.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -421,7 +421,7 @@ pub enum Preparing {
     NotHere {
         path: Vec<u8>,
     },
-    /// The place of the node's marker holds other bytes than the node would write there. The attempt cannot be finished.
+    /// Its marker's place holds other bytes than the node would write there. The attempt cannot be finished.
     Taken {
         key: String,
     },
@@ -494,7 +494,7 @@ impl NodeState {
 
     /// Returns the state with its times, which are by another node's clock, converted by `read`.
     #[must_use]
-    pub fn with_times(mut self, mut read: impl FnMut(i64) -> i64) -> Self {
+    pub fn with_times(mut self, read: impl Fn(i64) -> i64) -> Self {
         if let NodeKind::File(facts) = &mut self.kind {
             facts.opened_ns = read(facts.opened_ns);
             facts.closed_ns = read(facts.closed_ns);
