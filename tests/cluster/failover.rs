@@ -406,7 +406,7 @@ fn what_two_nodes_did_to_names_outlives_both_of_them() {
         let run = cluster.mount(node).join(format!("run{}", 1 - node));
         std::os::unix::fs::symlink("step_7", run.join("latest")).unwrap();
         fs::remove_file(run.join("removed")).unwrap();
-        // It returns once etcd has this and what the node did before. A name that the coordinator's node makes is there a moment later.
+        // The rename returns once etcd has what the node did until then. A name that the coordinator's node makes is there a moment later.
         fs::rename(run.join("renamed"), run.join("by-another-name")).unwrap();
     }
     // A lookup of another node's name makes that node publish all its changes.

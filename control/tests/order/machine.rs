@@ -165,7 +165,7 @@ impl Machine {
         cluster.connect(Arc::clone(&link));
         let mut tasks = JoinSet::new();
         let serving = self.tier3.as_ref().map(|tier3| {
-            let (store, clock) = (tier3.at(&self.name), settings.clock.clone());
+            let (store, clock) = (tier3.at(&peer), settings.clock.clone());
             Serving::begin((&cluster, &service, link), (tier1, clock), store, &mut tasks)
         });
         let presence = Arc::new(Presence {
@@ -189,20 +189,34 @@ impl Machine {
 
     /// Ends the daemon at once. Its memory stays.
     pub(super) fn kill(&self) {
-        let Some(running) = self.running.send_replace(None) else { return };
-        running.tasks.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
-        self.wire.leave(&running.peer);
-        if let Some(serving) = &running.serving {
-            serving.node.stop();
+        if let Some(running) = self.end_daemon()
+            && running.serving.is_some()
+        {
             // A daemon that is killed gives no memory back.
             std::mem::forget(Arc::clone(&running.namespace));
         }
     }
 
+    fn end_daemon(&self) -> Option<Arc<Running>> {
+        let running = self.running.send_replace(None)?;
+        running.tasks.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
+        self.wire.leave(&running.peer);
+        if let Some(serving) = &running.serving {
+            serving.node.stop();
+        }
+        Some(running)
+    }
+
     /// Ends the daemon at once, and its memory: the node comes back as another life.
     pub(super) fn lose_power(&self, incarnation: u64) {
-        self.kill();
+        self.end();
         *self.memory() = Memory::new(incarnation, self.ahead_ns);
+    }
+
+    /// Ends the daemon and its memory for good.
+    pub(super) fn end(&self) {
+        self.end_daemon();
+        self.memory().tier1.end();
     }
 }
 

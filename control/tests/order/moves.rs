@@ -63,6 +63,10 @@ impl End {
             pace.take(range.end - range.start).await;
             let breaks = self.wire.breaks();
             tokio::time::sleep(self.wire.delay()).await;
+            // A daemon that was killed moves nothing.
+            if !self.wire.runs(&self.me) {
+                return std::future::pending().await;
+            }
             if breaks == Some(false) {
                 return Err(cut(&landed, "the connection broke"));
             }

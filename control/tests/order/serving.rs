@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidemark_control::catalog::Catalog;
-use tidemark_engine::cluster::{Cluster, Inbox, Near, NodeService, Tagged, address_of, tell_copies};
+use tidemark_engine::cluster::{Cluster, Inbox, Near, NodeService, Tagged, follow_partners, tell_copies};
 use tidemark_engine::metrics::Metrics;
 use tidemark_engine::node::{Events, Names, Node, NodeParts, Recovered, Shared, recover};
 use tidemark_engine::replicate::{Receiver, ReceiverParts, Replicator, ReplicatorParts};
@@ -23,11 +23,11 @@ use tidemark_protocol::id::{Epoch, FileId, Incarnation, SealNumber};
 use tidemark_protocol::replication::{Holder, Priority};
 use tidemark_store::{Probe, Store, UploadLimits};
 use tidemark_tier1::Tier1;
-use tidemark_transport::{Address, Link, LinkErrorKind, Peer, Refusal};
+use tidemark_transport::{Link, LinkErrorKind, Peer, Refusal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Interval between two tries to read Tier-3, and between two looks at what is old, as `ckptd`'s.
+/// Interval between two tries to read Tier-3, as `ckptd`'s.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// See the module's head.
@@ -107,7 +107,9 @@ impl Serving {
         shared.restorer.nearby.ask(Near::new(Arc::clone(cluster), link));
         tasks.spawn(follow_partners(Arc::clone(cluster), partners));
         tasks.spawn(tell_copies(Arc::clone(cluster)));
-        tasks.spawn(keep_house(Arc::clone(cluster), Arc::clone(&receiver)));
+        let members = Arc::clone(cluster);
+        let address_of = move |node: &str| members.following.address_of(node);
+        tasks.spawn(Arc::clone(&receiver).keep_house(address_of));
         service.deliver_to(Arc::new(Calls {
             shared,
             cluster: Arc::clone(cluster),
@@ -168,39 +170,6 @@ impl End {
 impl Drop for End {
     fn drop(&mut self) {
         self.0.abort();
-    }
-}
-
-async fn follow_partners(cluster: Arc<Cluster>, partners: watch::Sender<Vec<Address>>) {
-    let mut members = cluster.following.watch_members();
-    loop {
-        let now = members.borrow_and_update().clone();
-        let of = |name| now.members.iter().find(|member| member.life.node == name && !member.gone);
-        let own = now.members.iter().find(|member| member.life == cluster.life);
-        let names = own.map(|member| member.partners.clone()).unwrap_or_default();
-        let addresses: Vec<_> = names.into_iter().filter_map(of).map(address_of).collect();
-        partners.send_if_modified(|known| {
-            let changed = *known != addresses;
-            *known = addresses;
-            changed
-        });
-        if members.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-async fn keep_house(cluster: Arc<Cluster>, receiver: Arc<Receiver>) {
-    loop {
-        tokio::time::sleep(AGAIN).await;
-        let members = cluster.following.members();
-        receiver
-            .tell_withdrawn(|name| {
-                let found = members.members.iter().find(|member| member.life.node.as_str() == name);
-                found.filter(|member| !member.gone).map(address_of)
-            })
-            .await;
-        receiver.sweep();
     }
 }
 

@@ -15,12 +15,14 @@ use std::time::Duration;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::format::Document;
 use tidemark_protocol::key::{Key, VersionId, checkpoint_path};
+use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::ValidatedManifest;
 use tidemark_protocol::marker::{Decision, Marker};
 use tidemark_store::{
     Created, Damage, Listing, MemoryStore, ObjectHead, Operation, PartSource, Store, StoreError,
     UploadLimits, Uploaded,
 };
+use tidemark_transport::Peer;
 
 /// The name of Tier-3's place in the network.
 pub(super) const PLACE: &str = "tier3";
@@ -40,8 +42,9 @@ pub(super) struct Tier3 {
     objects: MemoryStore,
     /// Saves whose every file was closed, by path.
     saved: Mutex<BTreeMap<String, Files>>,
-    /// Decisions about versions, by the version.
+    /// Decisions about versions that are right.
     decided: Mutex<BTreeMap<VersionId, Decision>>,
+    wrong: Mutex<Vec<String>>,
 }
 
 impl fmt::Debug for Tier3 {
@@ -57,6 +60,7 @@ impl Tier3 {
             objects: MemoryStore::new(),
             saved: Mutex::default(),
             decided: Mutex::default(),
+            wrong: Mutex::default(),
         })
     }
 
@@ -72,61 +76,65 @@ impl Tier3 {
         committed.map(|(version, _)| path_of(version)).collect()
     }
 
-    async fn document(&self, key: &str) -> Bytes {
-        let found = self.objects.get(key, DOCUMENT_BYTES_MAX).await.expect("memory answers");
-        found.unwrap_or_else(|| panic!("{key} is not there"))
+    /// Asserts that all markers were right.
+    pub(super) fn assert_right(&self) {
+        let wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(wrong.is_empty(), "what is committed is not what was saved: {wrong:#?}");
     }
 
-    /// Judges a marker: what it commits was saved, and is all there.
-    async fn judge(&self, version: VersionId, body: &[u8]) {
+    /// Notes a decision. What is wrong with it is noted as well, since whoever asked may be dead by now.
+    async fn decided(&self, version: VersionId, body: &[u8]) {
         let marker = Marker::parse(body).expect("the product wrote it");
-        let before = self
-            .decided
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(version.clone(), marker.decision);
-        assert!(before.is_none_or(|before| before == marker.decision), "{version} is decided twice");
-        if marker.decision == Decision::Abort {
-            return;
-        }
-        let (Some(key), Some(hash)) = (&marker.manifest, &marker.manifest_hash) else {
-            panic!("{version} is committed without a manifest");
+        let judged = match marker.decision {
+            Decision::Abort => Ok(()),
+            Decision::Commit => self.judge(&version, &marker).await,
         };
-        let manifest = self.document(key).await;
-        let manifest = ValidatedManifest::parse(&manifest, hash).expect("a committed manifest is right");
-        let path = path_of(&version);
+        match judged {
+            Ok(()) => {
+                let mut decided = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
+                decided.insert(version, marker.decision);
+            }
+            Err(wrong) => self.wrong.lock().unwrap_or_else(PoisonError::into_inner).push(wrong),
+        }
+    }
+
+    /// Judges a commit: it was saved, and is all there.
+    async fn judge(&self, version: &VersionId, marker: &Marker) -> Result<(), String> {
+        let (Some(key), Some(hash)) = (&marker.manifest, &marker.manifest_hash) else {
+            return Err(format!("{version} is committed without a manifest"));
+        };
+        let manifest = self.objects.get(key, DOCUMENT_BYTES_MAX).await.map_err(|error| error.to_string())?;
+        let manifest = manifest.ok_or_else(|| format!("{key} is not there"))?;
+        let manifest =
+            ValidatedManifest::parse(&manifest, hash).map_err(|error| format!("{key}: {error}"))?;
+        let path = path_of(version);
         let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).get(&path).cloned();
         let saved =
-            saved.unwrap_or_else(|| panic!("{path} is committed, and not every file of it was closed"));
+            saved.ok_or_else(|| format!("{path} is committed, and not every file of it was closed"))?;
         let manifest = manifest.into_manifest();
-        let named = |name: &String| format!("{path}/{name}");
-        let saved: Files = saved.iter().map(|(name, bytes)| (named(name), bytes.clone())).collect();
+        let saved: Files = saved.into_iter().map(|(name, bytes)| (format!("{path}/{name}"), bytes)).collect();
         let names: Vec<_> = manifest.files.iter().map(|file| file.path.to_string()).collect();
-        assert!(
-            names.iter().eq(saved.keys()),
-            "{path} is committed with {names:?}, and has {:?}",
-            saved.keys()
-        );
+        if !names.iter().eq(saved.keys()) {
+            return Err(format!("{path} is committed with {names:?}, and has {:?}", saved.keys()));
+        }
         for file in &manifest.files {
             let wanted = &saved[&file.path.to_string()];
-            let there = self.objects.get(&file.key, u64::MAX).await.expect("memory answers");
-            assert!(
-                there.as_ref().is_some_and(|there| there[..] == wanted[..]),
-                "{path}: the object of {} has not the bytes that were written",
-                file.path
-            );
-            let sums = wanted.chunks(8 << 20).map(|chunk| Crc64(tidemark_kernels::crc64(chunk)));
-            assert!(
-                sums.eq(file.chunks.iter().copied()),
-                "{path}: the checksums of {} are not right",
-                file.path
-            );
+            let there = self.objects.get(&file.key, u64::MAX).await.map_err(|error| error.to_string())?;
+            if there.is_none_or(|there| there[..] != wanted[..]) {
+                return Err(format!("the object of {} has not the bytes that were written", file.path));
+            }
+            let chunks = wanted.chunks(usize::try_from(CHUNK_BYTES).expect("a chunk fits into memory"));
+            let sums = chunks.map(|chunk| Crc64(tidemark_kernels::crc64(chunk)));
+            if !sums.eq(file.chunks.iter().copied()) {
+                return Err(format!("the checksums of {} are not right", file.path));
+            }
         }
+        Ok(())
     }
 
-    /// Lets a node use it.
-    pub(super) fn at(self: &Arc<Self>, node: &str) -> Arc<dyn Store> {
-        Arc::new(Client { tier3: Arc::clone(self), node: node.to_owned() })
+    /// Lets a daemon use it.
+    pub(super) fn at(self: &Arc<Self>, peer: &Peer) -> Arc<dyn Store> {
+        Arc::new(Client { tier3: Arc::clone(self), peer: peer.clone() })
     }
 }
 
@@ -135,11 +143,11 @@ fn path_of(version: &VersionId) -> String {
     String::from_utf8(path).expect("paths of tests are UTF-8")
 }
 
-/// A node's client.
+/// A daemon's client.
 #[derive(Debug)]
 struct Client {
     tier3: Arc<Tier3>,
-    node: String,
+    peer: Peer,
 }
 
 impl Client {
@@ -149,7 +157,11 @@ impl Client {
         (operation, key): (Operation, &str),
         request: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (wire, node) = (Arc::clone(&self.tier3.wire), self.node.clone());
+        // A daemon that was killed asks for nothing.
+        if !self.tier3.wire.runs(&self.peer) {
+            return std::future::pending().await;
+        }
+        let (wire, node) = (Arc::clone(&self.tier3.wire), self.peer.node.clone());
         let exchange = tokio::spawn(async move {
             tokio::time::sleep(wire.delay()).await;
             if !wire.reaches(&node, PLACE) {
@@ -201,7 +213,7 @@ impl Store for Client {
         self.ask((Operation::Create, key), async move {
             let created = tier3.objects.create(&owned, body.clone()).await?;
             if let (Created::Created, Ok(Key::Committed { version })) = (created, owned.parse()) {
-                tier3.judge(version, &body).await;
+                tier3.decided(version, &body).await;
             }
             Ok(created)
         })

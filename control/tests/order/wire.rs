@@ -119,6 +119,11 @@ impl Wire {
         self.lock().messages
     }
 
+    /// Whether this daemon runs.
+    pub(super) fn runs(&self, peer: &Peer) -> bool {
+        self.lock().places.get(&peer.node).is_some_and(|place| place.me == *peer)
+    }
+
     /// Whether a message arrives at once, for what is no call.
     pub(super) fn reaches(&self, from: &str, to: &str) -> bool {
         self.lock().arrives(from, to)

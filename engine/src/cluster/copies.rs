@@ -1,6 +1,6 @@
 //! Reporting to the coordinator which copies this node keeps, and the coordinator's table of all nodes' copies.
 //!
-//! Owns: finding and reporting changes, the table of holders. Does not own: the copies (`namespace::copies`), sending and
+//! Owns: finding and reporting changes, the table of holders, following who keeps this node's copies. Does not own: the copies (`namespace::copies`), sending and
 //! receiving (`replicate`).
 
 use super::{ANSWER_DEADLINE, Cluster, address_of};
@@ -15,7 +15,7 @@ use tidemark_protocol::cluster::wire::{
 use tidemark_protocol::id::{Epoch, FileId, Generation, NodeName, SealNumber};
 use tidemark_protocol::key::NodeLife;
 use tidemark_transport::Address;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// Shortest interval between two reports, so that a checkpoint's copies are reported together.
 const TELL_PAUSE: Duration = Duration::from_millis(10);
@@ -152,6 +152,26 @@ fn objects_messages(
 fn take_copy_object(namespace: &Namespace, file: FileId, seal: SealNumber, object: &ObjectCopy) {
     if namespace.peer_copies().note_copy_object(file, seal, object.clone()) {
         namespace.peer_copies().set_copy_reclaim(file, seal, ReclaimClass::CommittedNewest);
+    }
+}
+
+/// Tells `partners` which nodes keep copies of this node's files, as the members change, until dropped.
+pub async fn follow_partners(cluster: Arc<Cluster>, partners: watch::Sender<Vec<Address>>) {
+    let mut members = cluster.following.watch_members();
+    loop {
+        let now = members.borrow_and_update().clone();
+        let of = |name| now.members.iter().find(|member| member.life.node == name && !member.gone);
+        let own = now.members.iter().find(|member| member.life == cluster.life);
+        let names = own.map(|member| member.partners.clone()).unwrap_or_default();
+        let addresses: Vec<_> = names.into_iter().filter_map(of).map(address_of).collect();
+        partners.send_if_modified(|known| {
+            let changed = *known != addresses;
+            *known = addresses;
+            changed
+        });
+        if members.changed().await.is_err() {
+            return;
+        }
     }
 }
 

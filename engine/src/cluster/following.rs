@@ -184,9 +184,15 @@ impl Following {
     #[must_use]
     pub fn commander(&self) -> Option<Address> {
         let (epoch, node) = self.commander.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        self.address_of(&node).filter(|_| epoch == self.epoch())
+    }
+
+    /// Returns the address of a member that is not gone.
+    #[must_use]
+    pub fn address_of(&self, node: &str) -> Option<Address> {
         let members = self.members();
         let member = members.members.iter().find(|member| member.life.node.as_str() == node && !member.gone);
-        member.filter(|_| epoch == self.epoch()).map(address_of)
+        member.map(address_of)
     }
 
     /// Whether the coordinator has answered lately.

@@ -102,7 +102,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     for _ in 0..TIMES_SAID {
         let time = ToCoordinator::Time { now_ns: cluster.namespace.now_ns() };
         if let Err(error) = cluster.ask::<()>(&time, BEAT_DEADLINE).await {
-            // Its times are read by what else it says.
+            // The coordinator then reads times by the other messages of this node.
             tracing::debug!(%error, "the coordinator does not take the time");
             break;
         }

@@ -45,7 +45,7 @@ mod tagged;
 mod whereabouts;
 mod witness;
 
-pub use copies::{Holders, tell_copies};
+pub use copies::{Holders, follow_partners, tell_copies};
 pub use facts::state_of;
 pub use following::Following;
 pub use leave::{Leave, Wanted};

@@ -262,7 +262,8 @@ impl Versions<'_> {
         self.happens(id, number, event);
     }
 
-    /// Records that content of others stood where a version was to be written. Each time in a row, the next version waits longer.
+    /// Records that other content stood where a version was to be written: another program's, or what this node wrote before a restart. Each
+    /// time in a row, the next version waits longer.
     fn stands_in_the_way(&mut self, id: &CheckpointId, why: String, now: Instant) {
         let book = self.ledger.books.get_mut(id).expect("a version is of a book, and books stay");
         book.in_the_way.came(now, why.clone());

@@ -13,7 +13,7 @@ impl Engine {
         match done {
             Done::Sealed { hashed, given_up } => {
                 self.file_jobs.seals_ended(&self.shared, &mut self.ledger, hashed, given_up);
-                // A seal changes its file: what is decided next knows of it, without the watcher's way around.
+                // A seal changes its file: what is decided next knows of it, without waiting for the loop's next look.
                 self.shared.catch_up(&mut self.ledger);
             }
             Done::Prepared { id, number, attempt, result } => {

@@ -187,7 +187,7 @@ impl Engine {
         answered
     }
 
-    /// Refreshes all files at or below `place`, so that files closed just before are seen however far behind the watcher is. If the place
+    /// Refreshes all files at or below `place`, so that files closed just before are seen although the loop's next look is still to come. If the place
     /// lies in a checkpoint, refreshes its whole scope: a checkpoint with missing files must not be taken for whole.
     fn see_all_about(&mut self, place: &[u8]) {
         let namespace = &self.shared.namespace;

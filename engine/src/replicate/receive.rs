@@ -24,6 +24,9 @@ use tokio::time::Instant;
 /// Maximum number of files that come in at once, from all homes: each has memory and a descriptor.
 pub const LANDINGS_MAX: usize = 1024;
 
+/// Interval at which what is old is looked for.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+
 /// Longest wait for a home's answer to a withdrawal.
 const WITHDRAW_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -262,6 +265,15 @@ impl Receiver {
         }
         if !left.is_empty() {
             self.here.namespace.peer_copies().give_back_withdrawn(left);
+        }
+    }
+
+    /// Looks after what is old, until dropped: notifies homes, and forgets. `address_of` finds a node.
+    pub async fn keep_house(self: Arc<Self>, address_of: impl Fn(&str) -> Option<Address>) {
+        loop {
+            tokio::time::sleep(HOUSEKEEPING).await;
+            self.tell_withdrawn(&address_of).await;
+            self.sweep();
         }
     }
 

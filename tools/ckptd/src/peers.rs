@@ -13,11 +13,10 @@ use bytes::Bytes;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use tidemark_control::catalog::{Before, Catalog, Terms};
 use tidemark_control::lease::{EtcdAccess, EtcdPlace};
 use tidemark_engine::cluster::{
-    Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, address_of, follow, tell_copies,
+    Cluster, Inbox, Near, NodeService, Presence, Seat, Tagged, follow, follow_partners, tell_copies,
 };
 use tidemark_engine::node::Shared;
 use tidemark_engine::replicate::{Receiver, ReceiverParts, Replicator, ReplicatorParts};
@@ -36,9 +35,6 @@ use tidemark_transport::{Address, Identity, Peer, Refusal, Tcp};
 
 /// Connections of one transfer: one core sends about as fast as a network of 100 Gbit/s takes, and two are for the receiver.
 const BULK_STREAMS: usize = 2;
-
-/// How often what is old is looked for.
-const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
 /// Where the settings say that the coordinator is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -208,7 +204,9 @@ impl Peers {
         shared.restorer.nearby.ask(Near::new(Arc::clone(&self.cluster), link));
         tokio::spawn(follow_partners(Arc::clone(&self.cluster), partners));
         tokio::spawn(tell_copies(Arc::clone(&self.cluster)));
-        tokio::spawn(keep_house(Arc::clone(&self.cluster), Arc::clone(&receiver)));
+        let cluster = Arc::clone(&self.cluster);
+        let address_of = move |node: &str| cluster.following.address_of(node);
+        tokio::spawn(Arc::clone(&receiver).keep_house(address_of));
         let shared = Arc::clone(shared);
         let cluster = Arc::clone(&self.cluster);
         let participations = Participations::default();
@@ -287,41 +285,6 @@ fn terms(settings: &Settings) -> Terms {
 fn occupancy(tier1: &Tier1) -> (u64, u64) {
     let usage = tier1.usage();
     (usage.used_bytes, usage.size_bytes)
-}
-
-/// Says who keeps copies of this node's files, as the members change.
-async fn follow_partners(cluster: Arc<Cluster>, partners: tokio::sync::watch::Sender<Vec<Address>>) {
-    let mut members = cluster.following.watch_members();
-    loop {
-        let now = members.borrow_and_update().clone();
-        let of = |name| now.members.iter().find(|member| member.life.node == name && !member.gone);
-        let own = now.members.iter().find(|member| member.life == cluster.life);
-        let names = own.map(|member| member.partners.clone()).unwrap_or_default();
-        let addresses: Vec<_> = names.into_iter().filter_map(of).map(address_of).collect();
-        partners.send_if_modified(|known| {
-            let changed = *known != addresses;
-            *known = addresses;
-            changed
-        });
-        if members.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Forgets old entries, and notifies each node that must know of a withdrawn copy.
-async fn keep_house(cluster: Arc<Cluster>, receiver: Arc<Receiver>) {
-    loop {
-        tokio::time::sleep(HOUSEKEEPING).await;
-        let members = cluster.following.members();
-        receiver
-            .tell_withdrawn(|name| {
-                let found = members.members.iter().find(|member| member.life.node.as_str() == name);
-                found.filter(|member| !member.gone).map(address_of)
-            })
-            .await;
-        receiver.sweep();
-    }
 }
 
 /// Handler of messages that are not about names.

@@ -7,7 +7,8 @@
 //! may act because it heard of an event elsewhere (a barrier before the index is written). The action then came at least one
 //! delivery later, so the order of the two is kept.
 //!
-//! The estimate becomes better with time. Of two events of one node the later is never read as the earlier for that.
+//! The estimate becomes better with time. A time that follows the latest one that was read of its node is not read as the earlier for
+//! that.
 
 use crate::id::Incarnation;
 use std::collections::BTreeMap;
@@ -48,7 +49,7 @@ impl Clocks {
         let Some(clock) = self.lives.get_mut(&life) else { return theirs_ns.min(now_ns) };
         let read_ns = theirs_ns.saturating_add(clock.offset_ns).min(now_ns);
         match clock.latest {
-            // It happened before, and was perhaps read with a better estimate than now.
+            // The event happened before the latest one: the present estimate is the best.
             Some((latest_ns, _)) if theirs_ns < latest_ns => read_ns,
             latest => {
                 let read_ns = latest.map_or(read_ns, |(_, was_read_ns)| read_ns.max(was_read_ns));

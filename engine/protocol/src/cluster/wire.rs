@@ -421,7 +421,7 @@ pub enum Preparing {
     NotHere {
         path: Vec<u8>,
     },
-    /// Its marker's place holds other bytes than the node would write there. The attempt cannot be finished.
+    /// The place of the node's marker holds other bytes than the node would write there. The attempt cannot be finished.
     Taken {
         key: String,
     },
