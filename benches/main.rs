@@ -7,6 +7,7 @@
 
 mod catalog;
 mod cluster_save;
+mod coordinator;
 mod create;
 mod encode;
 mod fallback;
@@ -58,6 +59,7 @@ const STAGES: &[Stage] = &[
     stage!(replicate),
     stage!(restore_peer),
     stage!(catalog),
+    stage!(coordinator),
     stage!(succession),
     stage!(cluster_save),
 ];

@@ -32,8 +32,8 @@ use tokio::task::JoinHandle;
 
 /// The first byte of a call to the coordinator (`cluster::tag` of the engine).
 const TO_COORDINATOR: u8 = b'C';
-/// The most nodes of a process, for which 20,000 descriptors suffice: each has a listening socket and two connections.
-pub const NODES_MAX: usize = 6_000;
+/// Descriptors of a process that are not for nodes.
+const OTHER_DESCRIPTORS: u64 = 200;
 /// Messages under way at once: as many as nodes send at the same moment when a job ends its save.
 const AT_ONCE: usize = 32;
 /// The daemon's own limit for answers that may depend on other nodes' answers.
@@ -54,6 +54,23 @@ pub struct Counted {
     /// Messages of the coordinator: members, recalls.
     pub heard: AtomicU64,
     pub heard_bytes: AtomicU64,
+}
+
+/// Returns the most nodes that a daemon has descriptors for, if it may have as many as this process: a connection from each and one to it.
+#[must_use]
+pub fn joined_max() -> usize {
+    nodes_max(2)
+}
+
+/// Returns the most nodes of this process: each has a listening socket and two connections.
+#[must_use]
+pub fn in_a_process_max() -> usize {
+    nodes_max(3)
+}
+
+fn nodes_max(descriptors_each: u64) -> usize {
+    let maximum = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    usize::try_from(maximum.saturating_sub(OTHER_DESCRIPTORS) / descriptors_each).unwrap_or(usize::MAX)
 }
 
 /// The nodes. Dropping the value closes their links.

@@ -26,8 +26,8 @@ pub(crate) enum Side {
     Theirs,
 }
 
-/// The most peers at a time; an entry is about 300 bytes.
-pub(crate) const PEERS_MAX: usize = 16_384;
+/// The most peers at a time: 16,384 nodes, and others that come and go. An entry is about 300 bytes.
+pub(crate) const PEERS_MAX: usize = 20_000;
 
 /// The treatment of a connection of `new` while `live` is connected.
 #[derive(Debug, PartialEq, Eq)]

@@ -50,8 +50,8 @@ const BACK_OFF_FIRST: Duration = Duration::from_millis(10);
 /// The longest pause: a node that comes back is found within that time.
 const BACK_OFF_MAX: Duration = Duration::from_millis(500);
 
-/// Addresses whose connection is remembered. Beyond the limit, those without an open connection are forgotten.
-const SLOTS_MAX: usize = 16_384;
+/// Addresses whose connection is remembered, as many as peers. Beyond the limit, those without an open connection are forgotten.
+const SLOTS_MAX: usize = 20_000;
 
 /// Interval at which old entries are forgotten.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
