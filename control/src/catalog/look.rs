@@ -55,7 +55,20 @@ impl Lookups<'_> {
         if self.catalog.hears_still() {
             return Ok(Answer::NotYet);
         }
-        self.look_at(from, look).await.map(Answer::Known)
+        let looked = self.look_at(from, look).await?;
+        self.are_own_kept(from, &join(&look.directory, &look.name), false).await?;
+        Ok(Answer::Known(looked))
+    }
+
+    /// Waits until etcd has this node's own changes of what is at `path`, or in it: no other node is shown what could be lost with this one.
+    /// Changes by other nodes need no wait: their nodes send them again until etcd has them.
+    async fn are_own_kept(&self, from: &NodeName, path: &[u8], is_listed: bool) -> Result<(), Refusal> {
+        let cluster = &self.catalog.cluster;
+        let may_be_lost = || cluster.namespace().publications().may_change(path, is_listed);
+        if *from == cluster.life.node || !may_be_lost() || self.catalog.is_kept_by_now().await {
+            return Ok(());
+        }
+        Err(self.catalog.not_kept())
     }
 
     async fn look_at(&self, from: &NodeName, look: &Look) -> Result<Looked, Refusal> {
@@ -254,7 +267,9 @@ impl Lookups<'_> {
         }
         let recalls = promised.iter().map(|holder| self.catalog.recalls().of(holder, directory, None, false));
         futures::future::try_join_all(recalls).await?;
-        Ok(Answer::Known(self.entries(directory)))
+        let entries = self.entries(directory);
+        self.are_own_kept(from, directory, true).await?;
+        Ok(Answer::Known(entries))
     }
 
     /// Finds a file by its identity, wherever it is.

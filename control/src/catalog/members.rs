@@ -272,6 +272,8 @@ impl Catalog {
     }
 
     pub(super) fn beat(&self, from: &NodeLife, beat: Beat) -> Result<Beaten, Refusal> {
+        // First: a wait for the lock is no part of the delivery.
+        let now_ns = self.cluster.namespace().now_ns();
         let Beat { start, epoch, number, tier1_used_bytes, tier1_size_bytes, now_ns: theirs_ns } = beat;
         let life = Life { node: from.node.clone(), incarnation: from.incarnation, start };
         let beat = membership::Beat { from: life, epoch, number, tier1_used_bytes, tier1_size_bytes };
@@ -284,8 +286,8 @@ impl Catalog {
         }
         let mut state = self.lock();
         let echo = replies.echo.unwrap_or_else(|| state.roll.echo(number));
-        let (members_number, now_ns) = (state.told.heard(), self.cluster.namespace().now_ns());
         state.clocks.heard(from.incarnation, theirs_ns, now_ns);
+        let (members_number, now_ns) = (state.told.heard(), self.cluster.namespace().now_ns());
         Ok(Beaten { echo, members_number, now_ns, kept_step: self.cluster.said().last_step(self.epoch) })
     }
 

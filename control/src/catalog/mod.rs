@@ -302,6 +302,7 @@ impl Authority for Catalog {
     }
 
     async fn answer(&self, from: NodeLife, message: ToCoordinator) -> Result<Vec<u8>, Refusal> {
+        let arrived_ns = self.cluster.namespace().now_ns();
         // A join makes a node a member, and a beat carries the identity of its sender.
         let is_checked = !matches!(message, ToCoordinator::Join(_) | ToCoordinator::Beat(_));
         if is_checked && from != self.cluster.life {
@@ -329,9 +330,8 @@ impl Authority for Catalog {
                 wire::encode(&())
             }
             ToCoordinator::Time { now_ns } => {
-                let ours_ns = self.cluster.namespace().now_ns();
-                self.lock().clocks.heard(from.incarnation, now_ns, ours_ns);
-                wire::encode(&())
+                self.lock().clocks.heard(from.incarnation, now_ns, arrived_ns);
+                wire::encode(&self.cluster.namespace().now_ns())
             }
         };
         // Afterwards: what was read of the tree before this was read within the term.

@@ -93,12 +93,17 @@ impl Taking<'_> {
     fn take_into_tree(self, from: &NodeLife, publication: &Publication, now_ns: i64) {
         let namespace = self.catalog.cluster.namespace();
         namespace.mirror().follow(&publication.operations, from, publication.number);
-        let read = |at| self.catalog.lock().clocks.read(from.incarnation, at, now_ns);
-        let told = publication.states.iter().map(|told| told.clone().with_times(read));
+        let told: Vec<_> = {
+            // In one hold, so by one estimate: a beat may change it.
+            let mut state = self.catalog.lock();
+            let clocks = &mut state.clocks;
+            let mut read = |at| clocks.read(from.incarnation, at, now_ns);
+            publication.states.iter().map(|told| told.clone().with_times(&mut read)).collect()
+        };
         let states: Vec<_> = if publication.whole {
-            told.filter_map(|told| self.under_a_name_of_its_own(told, from)).collect()
+            told.into_iter().filter_map(|told| self.under_a_name_of_its_own(told, from)).collect()
         } else {
-            told.collect()
+            told
         };
         let made = states.iter().filter(|_| publication.makes).flat_map(NodeState::paths);
         let made: Vec<_> = made.filter_map(|path| first_missing(namespace, path)).collect();
@@ -111,7 +116,7 @@ impl Taking<'_> {
             namespace.catalog().tell_removed_again(&nameless);
         }
         self.forget_unclaimed(&states);
-        let fates: Vec<_> = publication
+        let mut fates: Vec<_> = publication
             .fates
             .iter()
             .chain(states.iter().flat_map(|told| match &told.kind {
@@ -120,12 +125,15 @@ impl Taking<'_> {
                 }
                 _ => &[],
             }))
-            .map(|fact| {
-                let mut fact = fact.clone();
-                fact.failed_at_ns = fact.failed_at_ns.map(read);
-                fact
-            })
+            .cloned()
             .collect();
+        {
+            let mut state = self.catalog.lock();
+            let clocks = &mut state.clocks;
+            for fact in &mut fates {
+                fact.failed_at_ns = fact.failed_at_ns.map(|at| clocks.read(from.incarnation, at, now_ns));
+            }
+        }
         namespace.catalog().take_fates(&fates, from.incarnation);
         self.tell_unknown_objects(from, &states);
     }
@@ -305,7 +313,13 @@ impl Taking<'_> {
         let namespace = self.catalog.cluster.namespace();
         let made = told.paths().filter(|_| makes).filter_map(|path| first_missing(namespace, path));
         let made: Vec<_> = made.collect();
-        namespace.mirror().take_states(std::slice::from_ref(told), home, makes);
+        // The holder tells the home's times.
+        let now_ns = namespace.now_ns();
+        let told = {
+            let mut state = self.catalog.lock();
+            told.clone().with_times(|at| state.clocks.read(home, at, now_ns))
+        };
+        namespace.mirror().take_states(std::slice::from_ref(&told), home, makes);
         self.catalog.recalls().after_made(&self.catalog.cluster.life.node, &made);
     }
 

@@ -20,6 +20,7 @@ use tidemark_protocol::cluster::wire::{NameOperation, NodeKind, NodeState};
 use tidemark_protocol::file::FileState;
 use tidemark_protocol::id::{FileId, Incarnation};
 use tidemark_protocol::key::NodeLife;
+use tidemark_protocol::path::split;
 
 /// Facts known of a file whose writers are on another node.
 #[derive(Debug, Clone, PartialEq)]
@@ -260,12 +261,15 @@ impl Mirror<'_> {
         told: Moment,
         publication: Option<u64>,
     ) -> bool {
-        let (moved, until) = self.state.look(|state| {
+        let (moved, until, knows_own) = self.state.look(|state| {
             let (next, own) = (state.tree.next, self.state.incarnation);
-            let until = publication.and_then(|number| state.outgoing.told_until(number, next, own));
-            let until = until.unwrap_or(told);
+            let last = publication.unwrap_or(0);
+            let until = state.outgoing.told_until(last, next, own);
+            // No operation is missing.
+            let knows_own = until.is_some();
+            let until = until.filter(|_| publication.is_some()).unwrap_or(told);
             state.outgoing.takes_up(until.names);
-            (Moved::by(state.outgoing.untold_after(publication.unwrap_or(0))), until)
+            (Moved::by(state.outgoing.untold_after(last)), until, knows_own)
         });
         let (mut is_complete, attributes_at) = (true, told.names);
         let asked = Question { at: until.names, attributes_at, lets: false };
@@ -274,7 +278,10 @@ impl Mirror<'_> {
                 // Everything else that this node hides, copies above all, belongs to this node only.
                 found.iter().try_for_each(|state| self.settle_name(HIDDEN, TORN, Some(state), asked))
             } else {
-                self.settle_moved(path, found, &moved, (asked, until.next))
+                let settled = self.settle_moved(path, found, &moved, (asked, until.next));
+                settled.and_then(|()| {
+                    if knows_own && !moved.is_empty() { self.give_back(found, &moved, asked) } else { Ok(()) }
+                })
             };
             match settled {
                 Ok(()) => {}
@@ -307,5 +314,32 @@ impl Mirror<'_> {
             Cow::Owned(found.iter().filter_map(|state| moved.state(state)).collect())
         };
         self.settle_names(&path, &found, asked, made_since).map(drop)
+    }
+
+    /// Gives names back to files of the catalog that this node took from other files: another node put them there since.
+    fn give_back(&self, found: &[NodeState], moved: &Moved, asked: Question) -> Result<(), FsError> {
+        let now_ns = self.state.now_ns();
+        let missing = found.chunks(SETTLED_AT_ONCE).flat_map(|states| {
+            self.state.look(|state| {
+                let is_missing = |told: &&NodeState| state.tree.resolve(&told.path).is_err();
+                states.iter().filter(is_missing).collect::<Vec<_>>()
+            })
+        });
+        for told in missing {
+            let NodeKind::File(facts) = &told.kind else { continue };
+            for path in moved.names(&told.path, facts.file) {
+                let (directory, name) = split(&path);
+                self.state.change(|state| {
+                    let mut mirroring = state.mirroring(self.state.incarnation);
+                    let Ok(parent) = mirroring.state.tree.resolve(directory) else { return Ok(()) };
+                    if mirroring.state.tree.child(parent, name).is_ok() {
+                        return Ok(());
+                    }
+                    let told = NodeState { path: path.clone(), other_names: None, ..told.clone() };
+                    mirroring.settle_name((parent, name), Some(&told), asked, now_ns)
+                })?;
+            }
+        }
+        Ok(())
     }
 }

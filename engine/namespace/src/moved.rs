@@ -1,13 +1,14 @@
-//! Where directories of a catalog lie that lacks this node's last operations.
+//! What this node's last operations mean for a catalog that lacks them.
 //!
-//! Owns: bringing the catalog's paths to those of this tree. Does not own: which operations are missing (`unanswered`), what an operation
-//! makes of a path (`protocol::cluster::carried`).
+//! Owns: bringing the catalog's paths to those of this tree, and which names these operations leave to its files. Does not own: which
+//! operations are missing (`unanswered`), what an operation makes of a path (`protocol::cluster::carried`).
 //!
 //! A directory has no identity besides its path. What the catalog says of `a` is said of `b` here, if `a` was moved there since; and `b` here
 //! is not the catalog's `b`.
 
 use tidemark_protocol::cluster::carried::Carried;
 use tidemark_protocol::cluster::wire::{NameOperation, NodeState};
+use tidemark_protocol::id::FileId;
 
 /// This node's operations that a catalog lacks.
 #[derive(Debug)]
@@ -37,6 +38,11 @@ impl Moved {
             other_names: found.other_names.as_ref().map(others),
             ..found.clone()
         })
+    }
+
+    /// Returns the names that these operations leave to a file that the catalog has at `path`.
+    pub(super) fn names(&self, path: &[u8], file: FileId) -> Vec<Vec<u8>> {
+        self.0.names(path, Some(file))
     }
 
     pub(super) fn is_empty(&self) -> bool {

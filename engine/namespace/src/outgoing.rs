@@ -23,7 +23,7 @@ use std::ops::Bound;
 use tidemark_protocol::cluster::kept::REMOVED_MAX;
 use tidemark_protocol::cluster::wire::{NUMBER_BYTES, NameOperation, NodeAttributes};
 use tidemark_protocol::id::{FileId, Incarnation};
-use tidemark_protocol::path::split;
+use tidemark_protocol::path::{split, upwards};
 
 /// Files that are begun and empty at a time: more than programs may have open. Files beyond this limit are published when they are
 /// closed.
@@ -402,6 +402,22 @@ impl Publications<'_> {
                 && unanswered.count() <= LAG_MAX
                 && unanswered.operations().all(makes_another);
             (only_makes && state.tree.child(parent, name).is_err()).then(|| state.outgoing.number())
+        })
+    }
+
+    /// Whether an operation made here and not answered yet may have changed what is at `path`, or, if `is_listed`, which names are in it.
+    /// Assumes so where operations are missing, or more than [`LAG_MAX`] have no answer.
+    #[must_use]
+    pub fn may_change(&self, path: &[u8], is_listed: bool) -> bool {
+        self.state.look(|state| {
+            let Some(untold) = &state.outgoing.untold else { return false };
+            let unanswered = &untold.unanswered;
+            let changes = |changed: &[u8]| {
+                upwards(path).any(|above| above == changed) || is_listed && split(changed).0 == path
+            };
+            unanswered.lost().is_some()
+                || unanswered.count() > LAG_MAX
+                || unanswered.operations().any(|operation| operation.paths().any(changes))
         })
     }
 

@@ -4,8 +4,8 @@ use super::super::recent::RECENT_MAX;
 use super::super::{Caller, Namespace, NamespaceSettings, SetAttr};
 use super::*;
 use std::sync::Arc;
-use tidemark_protocol::cluster::wire::{NodeKind, NodeState};
-use tidemark_protocol::id::{FileCounter, Incarnation};
+use tidemark_protocol::cluster::wire::{FileFacts, NodeKind, NodeState, WireState};
+use tidemark_protocol::id::{FileCounter, Generation, Incarnation, SealNumber};
 use tidemark_protocol::key::NodeLife;
 use tidemark_tier1::{MediumChoice, Tier1, Tier1Settings};
 
@@ -364,6 +364,68 @@ fn what_a_member_ended_without_an_answer_is_not_made_again_once_it_leads() {
     }
 }
 
+/// Seen where a node that had been cut off became the coordinator.
+#[test]
+fn a_file_that_others_put_where_a_successor_took_another_away_keeps_its_name() {
+    let other = NodeLife { node: "n2".parse().unwrap(), incarnation: Incarnation(2) };
+    let file = |number| FileId { incarnation: other.incarnation, counter: FileCounter(number) };
+    let facts = |file| FileFacts {
+        file,
+        size_bytes: 0,
+        state: WireState::Closed,
+        seal: SealNumber(1),
+        opened_ns: 1,
+        closed_ns: 1,
+        published_ns: 1,
+        vouched: false,
+        generation: Generation(1),
+        writers: Vec::new(),
+        host: true,
+        object: None,
+    };
+    let state = |(path, number): &(&str, u64)| NodeState {
+        path: path.as_bytes().to_vec(),
+        attributes: NodeAttributes::default(),
+        attributes_ns: 0,
+        other_names: None,
+        kind: NodeKind::File(Box::new(facts(file(*number)))),
+    };
+    let before = [("moved", 1), ("removed", 2), ("gone", 3), ("over", 4), ("covered", 5)];
+    for told in [false, true] {
+        let (_folder, tree) = tree();
+        let made = before.map(|(path, number)| NameOperation::File {
+            path: path.into(),
+            file: file(number),
+            attributes: NodeAttributes::default(),
+        });
+        tree.mirror().follow(&made, &other, 1);
+        let began = tree.catalog().moment();
+        let names = tree.names();
+        if told {
+            names.symlink(&ME, ROOT, b"told", b"target").unwrap();
+        }
+        let publication =
+            told.then(|| tree.publications().take_outgoing(usize::MAX, usize::MAX, false).number);
+        told.then(|| tree.publications().publication_answered());
+        names.rename(&ME, (ROOT, b"moved"), (ROOT, b"new"), 0).unwrap();
+        names.unlink(&ME, ROOT, b"removed").unwrap();
+        names.unlink(&ME, ROOT, b"gone").unwrap();
+        names.rename(&ME, (ROOT, b"over"), (ROOT, b"covered"), 0).unwrap();
+        names.unlink(&ME, ROOT, b"covered").unwrap();
+        // Meanwhile others removed two of the files, and made new ones under their names.
+        let kept = [("moved", 11), ("removed", 12), ("gone", 3), ("over", 4), ("covered", 5)];
+        let kept = [(Vec::new(), kept.iter().map(state).collect())];
+        assert!(tree.mirror().become_catalog(&kept, began, publication));
+        let found = |path: &str| {
+            let node = tree.nodes().node_at(path.as_bytes())?;
+            tree.state.look(|state| state.tree.node(node).unwrap().file_id())
+        };
+        let names = ["moved", "removed", "new", "gone", "over", "covered"].map(found);
+        let [new, removed, moved] = [11, 12, 1].map(|number| Some(file(number)));
+        assert_eq!(names, [new, removed, moved, None, None, None], "something was told before: {told}");
+    }
+}
+
 #[test]
 fn what_a_successor_changed_and_its_catalog_lacks_is_known_by_the_present_paths() {
     let (_folder, tree) = tree();
@@ -397,6 +459,45 @@ fn what_a_successor_changed_and_its_catalog_lacks_is_known_by_the_present_paths(
         tree.names().symlink(&ME, ROOT, number.to_string().as_bytes(), b"target").unwrap();
     }
     assert_eq!(changed(), None);
+}
+
+#[test]
+fn what_could_be_lost_with_the_coordinator_is_known_by_name() {
+    let (_folder, tree) = tree();
+    tree.names().mkdir(&ME, ROOT, b"old", 0o755).unwrap();
+    let old = tree.nodes().node_at(b"old").unwrap();
+    tree.names().symlink(&ME, old, b"gone", b"target").unwrap();
+    tree.catalog().remember_removed(&[], true);
+    tree.publications().lead_outgoing(true);
+    tree.catalog().collect_unkept(true);
+    let keep = || {
+        let part = tree.catalog().take_unkept(usize::MAX, usize::MAX);
+        assert!(part.all);
+        move |tree: &Namespace| tree.publications().kept_until(part.publication, part.loss)
+    };
+    keep()(&tree);
+    let may = |path: &[u8], is_listed| tree.publications().may_change(path, is_listed);
+    assert!(!may(b"old", true), "all is kept");
+
+    tree.names().mkdir(&ME, ROOT, b"new", 0o755).unwrap();
+    tree.names().unlink(&ME, old, b"gone").unwrap();
+    let is_kept = keep();
+    let cases: [(&[u8], bool, bool); 8] = [
+        (b"new", false, true),
+        (b"new/below", false, true),
+        (b"newer", false, false),
+        (b"", true, true),
+        (b"old/gone", false, true),
+        (b"old/other", false, false),
+        (b"old", false, false),
+        (b"old", true, true),
+    ];
+    for (path, is_listed, expected) in cases {
+        let path_text = String::from_utf8_lossy(path);
+        assert_eq!(may(path, is_listed), expected, "on its way: {path_text}, listed: {is_listed}");
+    }
+    is_kept(&tree);
+    assert!(cases.iter().all(|(path, is_listed, _)| !may(path, *is_listed)), "all is kept again");
 }
 
 /// Attributes are told as states: the operations that the catalog has say nothing of them.

@@ -23,7 +23,8 @@ const BEAT_DEADLINE: Duration = Duration::from_millis(BEAT_MS * SUSPECT_BEATS);
 /// Longest pause before this node asks to join again.
 const JOIN_AGAIN: Duration = Duration::from_millis(300);
 
-/// How often a node that joins says its time. One message in some takes long; a file is not to seem closed after the index that lists it.
+/// Messages with which a node that joins says its time, all at once. One in some takes long; a file is not to seem closed after the index
+/// that lists it.
 const TIMES_SAID: usize = 4;
 
 /// Interval at which this node looks for ended processes.
@@ -99,14 +100,6 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
             return;
         }
     };
-    for _ in 0..TIMES_SAID {
-        let time = ToCoordinator::Time { now_ns: cluster.namespace.now_ns() };
-        if let Err(error) = cluster.ask::<()>(&time, BEAT_DEADLINE).await {
-            // The coordinator then reads times by the other messages of this node.
-            tracing::debug!(%error, "the coordinator does not take the time");
-            break;
-        }
-    }
     let now_ms = cluster.following.now_ms();
     if let Err(refusal) = cluster.following.view().admitted(&joined.admit, now_ms) {
         tracing::warn!(%refusal, "a coordinator that let this node in is not followed");
@@ -124,6 +117,7 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     let told = async {
         // An earlier publication may still wait for its answer; beats go on while this waits for it.
         cluster.namespace.publications().collect_outgoing();
+        say_time(cluster, epoch).await;
         publisher::tell_from(cluster, &joined, answered).await;
         while let Err(away) = report(cluster).await {
             tracing::debug!(error = &away as &dyn std::error::Error, "what is known here is told later");
@@ -134,6 +128,17 @@ async fn stay(cluster: &Cluster, presence: &Presence) {
     tokio::select! {
         () = told => {}
         () = beat_on(cluster, presence, epoch) => {}
+    }
+}
+
+/// Says this node's time, and hears the coordinator's. Returns after the quickest of [`TIMES_SAID`] messages, which tells the most. A
+/// failure does no harm: times are then read by other messages.
+async fn say_time(cluster: &Cluster, epoch: Epoch) {
+    let time = ToCoordinator::Time { now_ns: cluster.namespace.now_ns() };
+    let said = (0..TIMES_SAID).map(|_| Box::pin(cluster.ask::<i64>(&time, BEAT_DEADLINE)));
+    match futures::future::select_ok(said).await {
+        Ok((theirs_ns, _)) => cluster.said.take_time(epoch, theirs_ns, cluster.namespace.now_ns()),
+        Err(error) => tracing::debug!(%error, "the coordinator does not take the time"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Facts from the coordinators that this node followed, which their answers to beats state, and from its own time as one.
+//! Facts from the coordinators that this node followed, which their answers state, and from its own time as one.
 //!
 //! Owns: how this node's clock differs from theirs, how far etcd kept their catalogs. Does not own: sending beats (`member`), what a
 //! successor does with it (control).
@@ -28,12 +28,16 @@ impl Said {
 
     /// Records the answer to a beat by the coordinator of `epoch`; `now_ns` is this node's clock.
     pub(super) fn take(&self, epoch: Epoch, beaten: &Beaten, now_ns: i64) {
-        let seen = now_ns.saturating_sub(beaten.now_ns);
+        self.take_time(epoch, beaten.now_ns, now_ns);
+        self.took_step(StepNumber { epoch, number: beaten.kept_step });
+    }
+
+    /// Records that the clock of the coordinator of `epoch` said `theirs_ns` before this node's said `now_ns`.
+    pub(super) fn take_time(&self, epoch: Epoch, theirs_ns: i64, now_ns: i64) {
+        let seen = now_ns.saturating_sub(theirs_ns);
         let mut heard = self.lock();
         let least = heard.ahead_ns.filter(|(of, _)| *of == epoch).map_or(seen, |(_, least)| least.min(seen));
         heard.ahead_ns = Some((epoch, least));
-        drop(heard);
-        self.took_step(StepNumber { epoch, number: beaten.kept_step });
     }
 
     /// Records that etcd has taken a step, of this node as the coordinator or of another; number 0 is none.

@@ -182,7 +182,9 @@ async fn run(mut engine: Engine, mut asked: mpsc::Receiver<Question>) {
     loop {
         let pause = engine.pause(Instant::now());
         let dirty = async {
-            tokio::time::sleep_until(next_look).await;
+            if Instant::now() < next_look {
+                tokio::time::sleep_until(next_look).await;
+            }
             namespace.dirty().await;
         };
         tokio::select! {

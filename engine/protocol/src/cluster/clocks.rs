@@ -48,15 +48,14 @@ impl Clocks {
     pub fn read(&mut self, life: Incarnation, theirs_ns: i64, now_ns: i64) -> i64 {
         let Some(clock) = self.lives.get_mut(&life) else { return theirs_ns.min(now_ns) };
         let read_ns = theirs_ns.saturating_add(clock.offset_ns).min(now_ns);
-        match clock.latest {
-            // The event happened before the latest one: the present estimate is the best.
-            Some((latest_ns, _)) if theirs_ns < latest_ns => read_ns,
-            latest => {
-                let read_ns = latest.map_or(read_ns, |(_, was_read_ns)| read_ns.max(was_read_ns));
-                clock.latest = Some((theirs_ns, read_ns));
-                read_ns
-            }
+        let read_ns = match clock.latest {
+            Some((latest_ns, was_read_ns)) if theirs_ns > latest_ns => read_ns.max(was_read_ns).min(now_ns),
+            _ => read_ns,
+        };
+        if clock.latest.is_none_or(|(latest_ns, _)| theirs_ns >= latest_ns) {
+            clock.latest = Some((theirs_ns, read_ns));
         }
+        read_ns
     }
 }
 

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Format number, raised with every change of a message.
-pub const WIRE_VERSION: u8 = 9;
+pub const WIRE_VERSION: u8 = 10;
 
 /// Size of the largest message: the checksums of a file of 8 TiB, or the names of a directory of 100,000 files.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -75,8 +75,8 @@ pub enum ToCoordinator {
     },
     /// All that this node knew when it joined has been published.
     Reported,
-    /// The node's clock says this. A node that has joined says it some times before it publishes anything: the quickest of the messages
-    /// tells how far its clock is from the coordinator's, by which its times are read.
+    /// The node's clock says this; the answer is the coordinator's clock. A node that has joined says it some times at once
+    /// before it publishes anything: the quickest message tells how far the clocks are apart, by which its times are read.
     Time {
         now_ns: i64,
     },
@@ -494,7 +494,7 @@ impl NodeState {
 
     /// Returns the state with its times, which are by another node's clock, converted by `read`.
     #[must_use]
-    pub fn with_times(mut self, read: impl Fn(i64) -> i64) -> Self {
+    pub fn with_times(mut self, mut read: impl FnMut(i64) -> i64) -> Self {
         if let NodeKind::File(facts) = &mut self.kind {
             facts.opened_ns = read(facts.opened_ns);
             facts.closed_ns = read(facts.closed_ns);
