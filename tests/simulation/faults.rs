@@ -1,212 +1,134 @@
-//! Faults: the seed decides the kind, the moment, the place and the duration.
+//! What goes wrong while jobs save.
 //!
-//! Owns: the kinds of faults, beginning and ending each. Does not own: what follows.
+//! Owns: the kinds of faults, their moments and how long they last. Does not own: what must hold all the same (`saves`).
 
-use super::exec::Owner;
-use super::invariants::coordinator;
-use super::network::{LEASE, TIER3, Weather};
-use super::world::World;
-use std::rc::Rc;
+use super::saves::World;
+use super::{etcd, tier3};
 use std::time::Duration;
 
-/// Kinds of faults. Each must happen somewhere in the suite.
+/// How long no other node is lost after one was, until copies can be complete again.
+const COPIES_COMPLETE: Duration = Duration::from_secs(60);
+
+/// The kinds of faults in a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
-    Partition,
-    OneWay,
-    CutFromLease,
-    CutFromTier3,
+pub(super) enum Trouble {
+    None,
+    /// Connections break, also in the middle of a file.
+    Breaks,
+    /// Daemons are killed, and started again.
+    Kills,
+    /// Nodes lose their power and their memory, and come back as others.
     PowerOff,
-    DaemonKilled,
-    Paused,
-    Tier3Away,
-    Tier3Ambiguous,
-    Tier3Slow,
-    BadWeather,
-    MemoryFull,
+    /// Nodes hear for some seconds nothing at all, or not one other node, in one direction or both, or not etcd, or not Tier-3.
+    Cuts,
+    /// Tier-3 is away for some seconds, or so slow that some of its answers come too late.
+    Tier3,
+    /// Nodes have memory for few saves.
+    Memory,
+    /// A node loses its power and its memory while Tier-3 is away, and comes back as another.
+    Loss,
 }
 
-impl Fault {
-    pub(crate) const ALL: [Self; 12] = [
-        Self::Partition,
-        Self::OneWay,
-        Self::CutFromLease,
-        Self::CutFromTier3,
+impl Trouble {
+    pub(super) const ALL: [Self; 8] = [
+        Self::None,
+        Self::Breaks,
+        Self::Kills,
         Self::PowerOff,
-        Self::DaemonKilled,
-        Self::Paused,
-        Self::Tier3Away,
-        Self::Tier3Ambiguous,
-        Self::Tier3Slow,
-        Self::BadWeather,
-        Self::MemoryFull,
+        Self::Cuts,
+        Self::Tier3,
+        Self::Memory,
+        Self::Loss,
     ];
 
-    pub(crate) const fn word(self) -> &'static str {
-        match self {
-            Self::Partition => "fault: partition",
-            Self::OneWay => "fault: one-way partition",
-            Self::CutFromLease => "fault: cut from the lease",
-            Self::CutFromTier3 => "fault: cut from Tier-3",
-            Self::PowerOff => "fault: power off",
-            Self::DaemonKilled => "fault: daemon killed",
-            Self::Paused => "fault: paused",
-            Self::Tier3Away => "fault: Tier-3 away",
-            Self::Tier3Ambiguous => "fault: Tier-3 ambiguous",
-            Self::Tier3Slow => "fault: Tier-3 slow",
-            Self::BadWeather => "fault: messages lost, doubled, late",
-            Self::MemoryFull => "fault: memory full",
-        }
+    /// Whether anything happens at some moment.
+    pub(super) fn strikes(self) -> bool {
+        !matches!(self, Self::None | Self::Breaks | Self::Memory)
     }
 }
 
-/// Sets wall clocks wrong by minutes and hours from the beginning.
-pub(crate) fn skew_clocks(world: &World) {
-    const HOUR_NS: i64 = 3_600_000_000_000;
-    for machine in &world.machines {
-        let wrong = i64::try_from(world.rng.below(6 * 3600)).expect("hours") * 1_000_000_000 - 3 * HOUR_NS;
-        machine.skew_ns.set(if world.rng.permille(700) { wrong } else { 0 });
+impl World {
+    fn take_tier3_away(&self) {
+        for machine in &self.machines {
+            self.wire.cut(&machine.name, tier3::PLACE);
+            self.wire.cut(tier3::PLACE, &machine.name);
+        }
     }
-}
 
-/// Causes faults until all is calm. Each fault ends some time later.
-pub(crate) async fn trouble(world: Rc<World>, every: Duration) {
-    loop {
-        world.sleep(world.rng.between(every / 4, every * 2)).await;
-        if world.calm.get() {
-            return;
+    /// Lets things go wrong, some times.
+    pub(super) async fn trouble(&self, trouble: Trouble) {
+        for round in 0..3 {
+            tokio::time::sleep(self.some(500, 5000)).await;
+            let at = self.below(self.machines.len());
+            let machine = &self.machines[at];
+            match trouble {
+                Trouble::None | Trouble::Breaks | Trouble::Memory => return,
+                Trouble::Kills => {
+                    machine.kill();
+                    // Another thread ends what the killed daemon had begun there, before the next one reads its memory.
+                    tokio::task::spawn_blocking(|| ()).await.expect("nothing panics there");
+                    tokio::time::sleep(self.some(20, 1500)).await;
+                    machine.start();
+                }
+                Trouble::PowerOff => {
+                    self.lives.borrow_mut()[at] += 1;
+                    machine.lose_power(1000 + 10 * round + at as u64);
+                    tokio::time::sleep(self.some(500, 6000)).await;
+                    machine.start();
+                    tokio::time::sleep(COPIES_COMPLETE).await;
+                }
+                Trouble::Cuts => self.cut(&machine.name, at).await,
+                Trouble::Tier3 => {
+                    let (away, lasts) = (self.below(2) == 0, self.some(300, 20_000));
+                    if away {
+                        self.take_tier3_away();
+                    } else {
+                        self.tier3.takes_longer(self.some(500, 4000));
+                    }
+                    tokio::time::sleep(lasts).await;
+                    self.wire.heal();
+                    self.tier3.takes_longer(Duration::ZERO);
+                }
+                Trouble::Loss => {
+                    self.take_tier3_away();
+                    tokio::time::sleep(self.some(2000, 9000)).await;
+                    self.lives.borrow_mut()[at] += 1;
+                    machine.lose_power(1000 + 10 * round + at as u64);
+                    tokio::time::sleep(self.some(500, 6000)).await;
+                    machine.start();
+                    self.wire.heal();
+                    tokio::time::sleep(COPIES_COMPLETE).await;
+                }
+            }
+            self.ran.borrow_mut().faults += 1;
         }
-        let fault = *world.rng.one_of(&Fault::ALL).expect("there are some");
-        let most = if world.rng.permille(200) { Duration::from_secs(70) } else { Duration::from_secs(12) };
-        let lasts = world.rng.between(Duration::from_millis(200), most);
-        let machine = world.rng.below_usize(world.machines.len());
-        world.count(fault.word());
-        world.note(|| format!("{} at n{machine} for {:.1} s", fault.word(), lasts.as_secs_f64()));
-        let there = Rc::clone(&world);
-        world.spawn(Owner::World, async move { strike(there, fault, machine, lasts).await });
     }
-}
 
-async fn strike(world: Rc<World>, fault: Fault, machine: usize, lasts: Duration) {
-    let wait = || world.sleep(lasts);
-    let network = &world.network;
-    match fault {
-        Fault::Partition => {
-            let apart: Vec<usize> = (0..world.machines.len())
-                .filter(|other| *other != machine && world.rng.permille(700))
-                .collect();
-            for other in &apart {
-                network.cut(machine, *other);
-                network.cut(*other, machine);
-            }
-            wait().await;
-            for other in &apart {
-                network.heal(machine, *other);
-                network.heal(*other, machine);
-            }
-        }
-        Fault::OneWay => {
-            let other = world.rng.below_usize(world.machines.len());
-            network.cut(machine, other);
-            wait().await;
-            network.heal(machine, other);
-        }
-        Fault::CutFromLease | Fault::CutFromTier3 => {
-            let other = if fault == Fault::CutFromLease { LEASE } else { TIER3 };
-            network.cut(machine, other);
-            network.cut(other, machine);
-            wait().await;
-            network.heal(machine, other);
-            network.heal(other, machine);
-        }
-        Fault::PowerOff => {
-            world.power_off(machine);
-            wait().await;
-            begin(&world, machine);
-        }
-        Fault::DaemonKilled => {
-            world.kill_daemon(machine);
-            world.sleep(lasts / 8).await;
-            begin(&world, machine);
-        }
-        Fault::Paused => {
-            world.exec.pause(machine);
-            wait().await;
-            world.exec.resume(machine);
-        }
-        Fault::Tier3Away => {
-            world.store.away.set(true);
-            wait().await;
-            world.store.away.set(false);
-        }
-        Fault::Tier3Ambiguous => {
-            world.store.ambiguous.set(150);
-            wait().await;
-            world.store.ambiguous.set(0);
-        }
-        Fault::Tier3Slow => {
-            world.store.slower.set(20);
-            wait().await;
-            world.store.slower.set(1);
-        }
-        Fault::BadWeather => {
-            network.weather.set(Weather {
-                lost: world.rng.below(200),
-                doubled: world.rng.below(100),
-                slow: world.rng.below(200),
-            });
-            wait().await;
-            network.weather.set(Weather::default());
-        }
-        Fault::MemoryFull => {
-            if let Some(memory) = world.machines[machine].memory.borrow().as_ref() {
-                memory.full.set(true);
-            }
-            wait().await;
-            if let Some(memory) = world.machines[machine].memory.borrow().as_ref() {
-                memory.full.set(false);
+    /// Cuts a node off for a while, from all or from one place.
+    async fn cut(&self, name: &str, at: usize) {
+        let nodes = self.machines.len();
+        let other = self.machines[(at + 1 + self.below(nodes - 1)) % nodes].name.as_str();
+        let all = self.machines.iter().map(|machine| machine.name.as_str());
+        let all: Vec<_> = all.chain([etcd::PLACE, tier3::PLACE]).filter(|to| *to != name).collect();
+        let (from, both) = match self.below(5) {
+            0 => (all, true),
+            1 => (vec![other], true),
+            2 => (vec![other], false),
+            3 => (vec![etcd::PLACE], true),
+            _ => (vec![tier3::PLACE], true),
+        };
+        let (begun, healed) = self.cuts.get();
+        self.cuts.set((begun + 1, healed));
+        for to in from {
+            self.wire.cut(name, to);
+            if both {
+                self.wire.cut(to, name);
             }
         }
-    }
-}
-
-/// Stops and cuts off the coordinator, and keeps every other node from the coordinator role, until all is calm. Returns
-/// the coordinator's machine.
-pub(crate) fn take_the_seat_away(world: &World) -> usize {
-    let seat = coordinator(world).expect("somebody decides").node.machine;
-    world.note(|| format!("n{seat} had the seat, and nobody has it now"));
-    for machine in 0..world.machines.len() {
-        world.network.cut(machine, LEASE);
-        world.network.cut(LEASE, machine);
-        if machine != seat {
-            world.network.cut(machine, seat);
-            world.network.cut(seat, machine);
-        }
-    }
-    world.exec.pause(seat);
-    seat
-}
-
-/// Starts a daemon on a machine that has none.
-fn begin(world: &Rc<World>, machine: usize) {
-    if world.machines[machine].daemon.borrow().is_none() {
-        world.start(machine);
-    }
-}
-
-/// Ends all faults, and starts a daemon on every machine that has none.
-pub(crate) fn calm(world: &Rc<World>) {
-    world.calm.set(true);
-    world.network.heal_all();
-    world.network.weather.set(Weather::default());
-    world.store.away.set(false);
-    world.store.ambiguous.set(0);
-    world.store.slower.set(1);
-    for machine in 0..world.machines.len() {
-        world.exec.resume(machine);
-        begin(world, machine);
-        if let Some(memory) = world.machines[machine].memory.borrow().as_ref() {
-            memory.full.set(false);
-        }
+        tokio::time::sleep(self.some(300, 9000)).await;
+        self.wire.heal();
+        // The node is a member again.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        self.cuts.set((begun + 1, healed + 1));
     }
 }

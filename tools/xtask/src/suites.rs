@@ -98,7 +98,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "simulation",
         question: "does a cluster keep its promises under loss, delay, partition, death and wrong clocks?",
-        share_s: 45,
+        share_s: 90,
         needs: &[],
         tools: &[],
         daemons: false,

@@ -3,6 +3,7 @@
 //! Owns: the delay of each request, requests that arrive although nobody waits any more, the judge of markers. Does not own: objects (the
 //! store in memory), what is saved (`saves`).
 
+use super::calls::split;
 use super::wire::Wire;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tidemark_protocol::checksum::Crc64;
 use tidemark_protocol::format::Document;
-use tidemark_protocol::key::{Key, VersionId, checkpoint_path};
+use tidemark_protocol::key::{Key, VersionId};
 use tidemark_protocol::layout::CHUNK_BYTES;
 use tidemark_protocol::manifest::ValidatedManifest;
 use tidemark_protocol::marker::{Decision, Marker};
@@ -40,10 +41,12 @@ pub(super) type Files = BTreeMap<String, Vec<u8>>;
 pub(super) struct Tier3 {
     wire: Arc<Wire>,
     objects: MemoryStore,
-    /// Saves whose every file was closed, by path.
-    saved: Mutex<BTreeMap<String, Files>>,
-    /// Decisions about versions that are right.
-    decided: Mutex<BTreeMap<VersionId, Decision>>,
+    /// How much longer than usual each way takes.
+    slower: Mutex<Duration>,
+    /// Saves whose every file was closed, by each path that they have or had, with their last path.
+    saved: Mutex<BTreeMap<String, (String, Files)>>,
+    /// The last paths of the committed versions that are right.
+    committed: Mutex<BTreeMap<VersionId, String>>,
     wrong: Mutex<Vec<String>>,
 }
 
@@ -58,22 +61,29 @@ impl Tier3 {
         Arc::new(Self {
             wire,
             objects: MemoryStore::new(),
+            slower: Mutex::default(),
             saved: Mutex::default(),
-            decided: Mutex::default(),
+            committed: Mutex::default(),
             wrong: Mutex::default(),
         })
     }
 
-    /// Notes a save that may be committed from now on.
-    pub(super) fn saves(&self, path: &str, files: Files) {
-        self.saved.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned(), files);
+    /// Notes a save that may be committed from now on. It was written at `place`, and is renamed to `path` if that is another.
+    pub(super) fn saves(&self, place: &str, path: &str, files: &Files) {
+        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        for at in [place, path] {
+            saved.insert(at.to_owned(), (path.to_owned(), files.clone()));
+        }
+    }
+
+    /// Makes each way to it and back take longer.
+    pub(super) fn takes_longer(&self, by: Duration) {
+        *self.slower.lock().unwrap_or_else(PoisonError::into_inner) = by;
     }
 
     /// Returns the paths of the committed saves.
     pub(super) fn committed(&self) -> Vec<String> {
-        let decided = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
-        let committed = decided.iter().filter(|(_, decision)| **decision == Decision::Commit);
-        committed.map(|(version, _)| path_of(version)).collect()
+        self.committed.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
     /// Asserts that all markers were right.
@@ -85,21 +95,19 @@ impl Tier3 {
     /// Notes a decision. What is wrong with it is noted as well, since whoever asked may be dead by now.
     async fn decided(&self, version: VersionId, body: &[u8]) {
         let marker = Marker::parse(body).expect("the product wrote it");
-        let judged = match marker.decision {
-            Decision::Abort => Ok(()),
-            Decision::Commit => self.judge(&version, &marker).await,
-        };
-        match judged {
-            Ok(()) => {
-                let mut decided = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
-                decided.insert(version, marker.decision);
+        if marker.decision == Decision::Abort {
+            return;
+        }
+        match self.judge(&version, &marker).await {
+            Ok(path) => {
+                self.committed.lock().unwrap_or_else(PoisonError::into_inner).insert(version, path);
             }
             Err(wrong) => self.wrong.lock().unwrap_or_else(PoisonError::into_inner).push(wrong),
         }
     }
 
-    /// Judges a commit: it was saved, and is all there.
-    async fn judge(&self, version: &VersionId, marker: &Marker) -> Result<(), String> {
+    /// Judges a commit: it was saved, and is all there. Returns its last path.
+    async fn judge(&self, version: &VersionId, marker: &Marker) -> Result<String, String> {
         let (Some(key), Some(hash)) = (&marker.manifest, &marker.manifest_hash) else {
             return Err(format!("{version} is committed without a manifest"));
         };
@@ -107,11 +115,12 @@ impl Tier3 {
         let manifest = manifest.ok_or_else(|| format!("{key} is not there"))?;
         let manifest =
             ValidatedManifest::parse(&manifest, hash).map_err(|error| format!("{key}: {error}"))?;
-        let path = path_of(version);
-        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).get(&path).cloned();
-        let saved =
-            saved.ok_or_else(|| format!("{path} is committed, and not every file of it was closed"))?;
         let manifest = manifest.into_manifest();
+        let first = manifest.files.first().ok_or_else(|| format!("{version} has no file"))?;
+        let path = split(&first.path.to_string()).0.to_owned();
+        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).get(&path).cloned();
+        let (last, saved) =
+            saved.ok_or_else(|| format!("{path} is committed, and not every file of it was closed"))?;
         let saved: Files = saved.into_iter().map(|(name, bytes)| (format!("{path}/{name}"), bytes)).collect();
         let names: Vec<_> = manifest.files.iter().map(|file| file.path.to_string()).collect();
         if !names.iter().eq(saved.keys()) {
@@ -129,18 +138,13 @@ impl Tier3 {
                 return Err(format!("the checksums of {} are not right", file.path));
             }
         }
-        Ok(())
+        Ok(last)
     }
 
     /// Lets a daemon use it.
     pub(super) fn at(self: &Arc<Self>, peer: &Peer) -> Arc<dyn Store> {
         Arc::new(Client { tier3: Arc::clone(self), peer: peer.clone() })
     }
-}
-
-fn path_of(version: &VersionId) -> String {
-    let path = checkpoint_path(&version.run, &version.directory);
-    String::from_utf8(path).expect("paths of tests are UTF-8")
 }
 
 /// A daemon's client.
@@ -162,13 +166,14 @@ impl Client {
             return std::future::pending().await;
         }
         let (wire, node) = (Arc::clone(&self.tier3.wire), self.peer.node.clone());
+        let slower = *self.tier3.slower.lock().unwrap_or_else(PoisonError::into_inner);
         let exchange = tokio::spawn(async move {
-            tokio::time::sleep(wire.delay()).await;
+            tokio::time::sleep(wire.delay() + slower).await;
             if !wire.reaches(&node, PLACE) {
                 return std::future::pending().await;
             }
             let answer = request.await;
-            tokio::time::sleep(wire.delay()).await;
+            tokio::time::sleep(wire.delay() + slower).await;
             if !wire.reaches(PLACE, &node) {
                 return std::future::pending().await;
             }

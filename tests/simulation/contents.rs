@@ -4,12 +4,19 @@
 //! are (the product).
 
 use super::calls::{Calls, split};
+use std::io::ErrorKind;
+use std::time::Duration;
 use tidemark_engine::node::{NotVerified, heal_at_open, verify_at_open};
 use tidemark_namespace::{FsError, Kind, OpenOutcome};
+use tokio::time::Instant;
 
 const O_RDONLY: i32 = 0;
 const O_WRONLY: i32 = 1;
 const O_EXCL: i32 = 0o200;
+
+/// How long a write waits for memory that gives way, and how often it looks, as the mount's does.
+const ROOM_COMES: Duration = Duration::from_secs(30);
+const ROOM_AGAIN: Duration = Duration::from_millis(100);
 
 /// How often bytes that were fetched may be gone again before the open.
 const OPENS_MAX: usize = 8;
@@ -28,14 +35,24 @@ impl Calls<'_> {
         let (attr, open) = namespace.create(&caller, parent, &name, 0o644, O_WRONLY | O_EXCL)?;
         drop(leave);
         let written = if dies { &bytes[..bytes.len() / 2] } else { bytes };
-        let mut at = 0;
-        while at < written.len() {
-            at += open.backing.write_at(&written[at..], at as u64).expect("there is memory");
-        }
+        let (mut at, give_up) = (0, Instant::now() + ROOM_COMES);
+        let all = loop {
+            match open.backing.write_at(&written[at..], at as u64) {
+                Ok(more) => at += more,
+                Err(error) if error.kind() == ErrorKind::StorageFull && Instant::now() < give_up => {
+                    tokio::time::sleep(ROOM_AGAIN).await;
+                }
+                Err(error) if error.kind() == ErrorKind::StorageFull => break Err(FsError::NoSpace),
+                Err(error) => panic!("memory is written: {error}"),
+            }
+            if at == written.len() {
+                break Ok(());
+            }
+        };
         namespace.handles().flush(open.fh, &caller, dies)?;
         namespace.handles().release(open.fh)?;
         namespace.forget(attr.node, 1);
-        Ok(())
+        all
     }
 
     /// Reads a whole file.

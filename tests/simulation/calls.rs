@@ -220,7 +220,7 @@ impl Calls<'_> {
         Ok(Told::Done)
     }
 
-    async fn rename(&self, from: &str, to: &str, no_replace: bool) -> Result<Told, FsError> {
+    pub(super) async fn rename(&self, from: &str, to: &str, no_replace: bool) -> Result<Told, FsError> {
         let ((from_above, from_name), (to_above, to_name)) = (split(from), split(to));
         let (old, new) = (self.walk(from_above).await?, self.walk(to_above).await?);
         let _locked = self.inodes.lock(&[old, new]).await;

@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// Memory of a node: some saves.
-const TIER1_BYTES: u64 = 64 << 20;
+pub(super) const TIER1_BYTES: u64 = 64 << 20;
 
 /// Size of each file of the journal: some thousand changes.
 const JOURNAL_BYTES: u64 = 512 << 10;
@@ -46,6 +46,7 @@ pub(super) struct Machine {
     etcd: Arc<Etcd>,
     /// Where saves go; none in a history of names alone.
     tier3: Option<Arc<Tier3>>,
+    tier1_bytes: u64,
     ahead_ns: i64,
     memory: Mutex<Memory>,
     running: watch::Sender<Option<Arc<Running>>>,
@@ -70,11 +71,11 @@ pub(super) struct Running {
 }
 
 impl Memory {
-    fn new(incarnation: u64, ahead_ns: i64) -> Self {
-        let folder = tempfile::Builder::new().prefix("tidemark-order-").tempdir_in("/dev/shm");
+    fn new(incarnation: u64, ahead_ns: i64, size_bytes: u64) -> Self {
+        let folder = tempfile::Builder::new().prefix("tidemark-simulation-").tempdir_in("/dev/shm");
         let folder = folder.expect("there is memory for a test");
         let medium = MediumChoice::Directory(folder.path().to_path_buf());
-        let tier1_settings = Tier1Settings { size_bytes: TIER1_BYTES, ballast: false, medium };
+        let tier1_settings = Tier1Settings { size_bytes, ballast: false, medium };
         let tier1 = Tier1::open(tier1_settings.clone());
         let began = Instant::now();
         let clock = Clock(Arc::new(move || {
@@ -118,6 +119,7 @@ impl Machine {
         wire: &Arc<Wire>,
         etcd: &Arc<Etcd>,
         tier3: Option<&Arc<Tier3>>,
+        tier1_bytes: u64,
         (incarnation, ahead_ns): (u64, i64),
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -125,8 +127,9 @@ impl Machine {
             wire: Arc::clone(wire),
             etcd: Arc::clone(etcd),
             tier3: tier3.cloned(),
+            tier1_bytes,
             ahead_ns,
-            memory: Mutex::new(Memory::new(incarnation, ahead_ns)),
+            memory: Mutex::new(Memory::new(incarnation, ahead_ns, tier1_bytes)),
             running: watch::Sender::new(None),
         })
     }
@@ -210,7 +213,7 @@ impl Machine {
     /// Ends the daemon at once, and its memory: the node comes back as another life.
     pub(super) fn lose_power(&self, incarnation: u64) {
         self.end();
-        *self.memory() = Memory::new(incarnation, self.ahead_ns);
+        *self.memory() = Memory::new(incarnation, self.ahead_ns, self.tier1_bytes);
     }
 
     /// Ends the daemon and its memory for good.
