@@ -106,16 +106,14 @@ impl Legacy {
             Before::Own(_) | Before::Nothing => None,
         };
         let told = cluster.told_until(kept_until);
-        let taking = Arc::clone(&tree);
+        let (cluster, terms) = (Arc::clone(cluster), Terms { stored, ..terms });
         let taken = tokio::task::spawn_blocking(move || {
             let _settling = settling;
-            let is_complete = before.become_tree_of(&taking, told, kept_until);
-            (before, is_complete)
+            let is_complete = before.become_tree_of(cluster.namespace(), told, kept_until);
+            let catalog = Catalog::succeed(cluster, epoch, presence, terms, &before, is_complete);
+            TakenUp { catalog, before, is_complete }
         });
-        let (before, is_complete) = taken.await.expect("taking a catalog up does not panic");
-        let terms = Terms { stored, ..terms };
-        let catalog = Catalog::succeed(Arc::clone(cluster), epoch, presence, terms, &before, is_complete);
-        let taken = TakenUp { catalog, before, is_complete };
+        let taken = taken.await.expect("taking a catalog up does not panic");
         if !taken.knows() {
             // Changes of names from now on also apply to Tier-3's names, once they are here.
             tree.adoption().carry_names();
@@ -198,7 +196,8 @@ pub(super) struct Hearing {
 
 impl Catalog {
     /// Makes the coordinator of an epoch that follows another. `terms` hold the former members, and `before` the known catalog of the last
-    /// coordinator. `is_complete`: this node's tree has become all of it. A tree that has not is not taken for the catalog later.
+    /// coordinator. `is_complete`: this node's tree has become all of it. A tree that has not is not taken for the catalog later. Asks the tree
+    /// about each file of a catalog that was this node's own.
     #[must_use]
     pub fn succeed(
         cluster: Arc<Cluster>,
@@ -219,7 +218,12 @@ impl Catalog {
         };
         published.remove(&cluster.life);
         let removed = match before {
-            Before::Own(Some(kept)) | Before::Kept(kept) => kept.removed(),
+            // What etcd still names was removed just before this node's daemon ended, whoever did it: the tree is the later of the two.
+            Before::Own(Some(kept)) => {
+                let nameless = namespace.catalog().nameless(&kept.files().collect::<Vec<_>>());
+                [kept.removed(), nameless].concat()
+            }
+            Before::Kept(kept) => kept.removed(),
             Before::Own(None) | Before::Nothing => Vec::new(),
         };
         let has_all = is_complete && !matches!(before, Before::Nothing);

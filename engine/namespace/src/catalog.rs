@@ -11,6 +11,7 @@ use super::guarded::Guarded;
 use super::hidden::TORN;
 use super::standing::node_under;
 use super::tree::Tree;
+use super::view::NODES_AT_ONCE;
 use super::{HIDDEN, NodeId, OutgoingNode, ROOT, State, is_hidden, path_of_torn};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Mutex;
@@ -135,6 +136,21 @@ impl CatalogTree<'_> {
             }
             state.removed = Some(removed);
         });
+    }
+
+    /// Returns those of these files that have no name here.
+    #[must_use]
+    pub fn nameless(&self, files: &[FileId]) -> Vec<FileId> {
+        let some = files.chunks(NODES_AT_ONCE).map(|files| {
+            self.state.look(|state| {
+                let has_name = |file: &&FileId| {
+                    let node = state.node_of(**file, self.state.incarnation);
+                    node.is_some_and(|node| state.tree.is_reachable(node))
+                };
+                files.iter().filter(|file| !has_name(file)).copied().collect::<Vec<_>>()
+            })
+        });
+        some.flatten().collect()
     }
 
     /// Forgets the removed files: this tree is not the catalog any more.

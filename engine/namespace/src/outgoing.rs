@@ -461,7 +461,17 @@ impl Outgoing {
             }
             before
         });
-        self.untold = Some(Unpublished { unanswered, recent, ..Unpublished::default() });
+        // Files that a rename replaced are not in its operation.
+        let ended = (unanswered.first()..).zip(unanswered.operations()).filter_map(|(number, operation)| {
+            let file = match operation {
+                NameOperation::Removed { what, .. } => *what,
+                NameOperation::Taken { from, .. } => Some(*from),
+                _ => None,
+            };
+            Some((number, file?))
+        });
+        let ended = ended.collect();
+        self.untold = Some(Unpublished { unanswered, recent, ended, ..Unpublished::default() });
     }
 
     /// Returns the number of operations on names so far.

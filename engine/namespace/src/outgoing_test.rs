@@ -361,6 +361,37 @@ fn what_a_member_ended_without_an_answer_is_not_made_again_once_it_leads() {
         let remembered = [1, 3, 6, 2, 4, 5].map(|number| tree.catalog().was_removed(file(number)));
         let ended = !is_answered && is_all;
         assert_eq!(remembered, [ended, ended, ended, false, false, false], "{is_answered} {is_all}");
+        // A daemon that takes over knows it from the operations, in which the file that a rename replaced is not.
+        let next =
+            Namespace::recover(settings(Incarnation(1)), Arc::clone(&tree.tier1), false, &mut |_| None);
+        let next = next.unwrap();
+        next.publications().collect_outgoing();
+        next.catalog().remember_removed(&[], is_all);
+        let remembered = [1, 3, 6, 2, 4, 5].map(|number| next.catalog().was_removed(file(number)));
+        assert_eq!(remembered, [ended, false, ended, false, false, false], "{is_answered} {is_all}, later");
+    }
+}
+
+/// What a coordinator removed, or let others remove, just before its daemon was killed is not in etcd, and the keeper of a copy has it.
+#[test]
+fn files_that_lost_their_name_are_known_by_the_tree() {
+    let (_folder, tree) = tree();
+    let other = NodeLife { node: "n2".parse().unwrap(), incarnation: Incarnation(2) };
+    let file = |number| FileId { incarnation: other.incarnation, counter: FileCounter(number) };
+    let made =
+        ["kept", "removed", "moved", "covered"].iter().zip(1..).map(|(path, number)| NameOperation::File {
+            path: path.as_bytes().to_vec(),
+            file: file(number),
+            attributes: NodeAttributes::default(),
+        });
+    tree.mirror().follow(&made.collect::<Vec<_>>(), &other, 1);
+    let removed = NameOperation::Removed { path: b"removed".to_vec(), what: Some(file(2)) };
+    tree.mirror().follow(&[removed], &other, 2);
+    tree.names().rename(&ME, (ROOT, b"moved"), (ROOT, b"covered"), 0).unwrap();
+    let next = Namespace::recover(settings(Incarnation(1)), Arc::clone(&tree.tier1), false, &mut |_| None);
+    let files: Vec<_> = (1..=4).map(file).collect();
+    for tree in [tree, next.unwrap()] {
+        assert_eq!(tree.catalog().nameless(&files), [2, 4].map(file));
     }
 }
 

@@ -429,8 +429,13 @@ impl KeptCatalog {
     /// Returns files that have no name any more, the latest last. Files that were brought back have a name and are left out.
     #[must_use]
     pub fn removed(&self) -> Vec<FileId> {
-        let named: BTreeSet<FileId> = self.nodes.values().filter_map(|(node, _)| file_of(node)).collect();
+        let named: BTreeSet<FileId> = self.files().collect();
         self.removed.iter().map(|(_, file)| *file).filter(|file| !named.contains(file)).collect()
+    }
+
+    /// Returns the files that have a name.
+    pub fn files(&self) -> impl Iterator<Item = FileId> {
+        self.nodes.values().filter_map(|(node, _)| file_of(node))
     }
 
     /// Converts a time of the catalog's clock to this node's. The result is at most `now_ns`, because the event has happened.
