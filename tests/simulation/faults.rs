@@ -2,8 +2,10 @@
 //!
 //! Owns: the kinds of faults, their moments and how long they last. Does not own: what must hold all the same (`saves`).
 
+use super::machine::Machine;
 use super::saves::World;
 use super::{etcd, tier3};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long no other node is lost after one was, until copies can be complete again.
@@ -27,10 +29,13 @@ pub(super) enum Trouble {
     Memory,
     /// A node loses its power and its memory while Tier-3 is away, and comes back as another.
     Loss,
+    /// A node loses its power and its memory, and comes back as another. Whenever a save is removed afterwards, the coordinator's daemon is
+    /// killed.
+    Removals,
 }
 
 impl Trouble {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::None,
         Self::Breaks,
         Self::Kills,
@@ -39,6 +44,7 @@ impl Trouble {
         Self::Tier3,
         Self::Memory,
         Self::Loss,
+        Self::Removals,
     ];
 
     /// Whether anything happens at some moment.
@@ -69,6 +75,14 @@ impl World {
                     tokio::task::spawn_blocking(|| ()).await.expect("nothing panics there");
                     tokio::time::sleep(self.some(20, 1500)).await;
                     machine.start();
+                }
+                Trouble::Removals => {
+                    self.lives.borrow_mut()[at] += 1;
+                    machine.lose_power(1000 + at as u64);
+                    tokio::time::sleep(self.some(500, 3000)).await;
+                    machine.start();
+                    self.ran.borrow_mut().faults += 1;
+                    return;
                 }
                 Trouble::PowerOff => {
                     self.lives.borrow_mut()[at] += 1;
@@ -102,6 +116,20 @@ impl World {
             }
             self.ran.borrow_mut().faults += 1;
         }
+    }
+
+    /// Kills the coordinator's daemon, and starts it again.
+    pub(super) async fn kill_coordinator(&self) {
+        let decides = |machine: &&Arc<Machine>| {
+            let serving = machine.running().and_then(|running| running.serving.clone());
+            serving.is_some_and(|serving| serving.node.shared().decides())
+        };
+        let Some(machine) = self.machines.iter().find(decides) else { return };
+        machine.kill();
+        // Another thread ends what the killed daemon had begun there, before the next one reads its memory.
+        tokio::task::spawn_blocking(|| ()).await.expect("nothing panics there");
+        tokio::time::sleep(self.some(20, 500)).await;
+        machine.start();
     }
 
     /// Cuts a node off for a while, from all or from one place.

@@ -77,8 +77,7 @@ pub(super) struct World {
     pub(super) wire: Arc<Wire>,
     pub(super) tier3: Arc<Tier3>,
     began: Instant,
-    /// Whether nodes have memory for few saves.
-    is_short: bool,
+    trouble: Trouble,
     /// Whether the job renames its saves into place.
     renames: bool,
     pub(super) lives: RefCell<Lives>,
@@ -132,7 +131,7 @@ impl World {
             wire,
             tier3,
             began: Instant::now(),
-            is_short: trouble == Trouble::Memory,
+            trouble,
             renames: seed % 3 == 2,
             lives: RefCell::new(vec![0; nodes]),
             saved: RefCell::default(),
@@ -154,7 +153,7 @@ impl World {
     fn bytes(&self) -> Vec<u8> {
         let mut rng = self.rng.borrow_mut();
         let most = match rng.u8(..4) {
-            _ if self.is_short => IN_SHORT_MEMORY_BYTES,
+            _ if self.trouble == Trouble::Memory => IN_SHORT_MEMORY_BYTES,
             0 => LARGE_BYTES,
             _ => SMALL_BYTES,
         };
@@ -228,7 +227,7 @@ impl World {
 
     /// Draws whether a rank is killed while it saves. What it leaves stays in memory, in which there has to be room.
     fn is_killed(&self) -> bool {
-        !self.is_short && self.below(KILLED_ONE_IN) == 0
+        self.trouble != Trouble::Memory && self.below(KILLED_ONE_IN) == 0
     }
 
     /// Removes what there is of a save that failed, as a job does that goes on without it.
@@ -254,8 +253,20 @@ impl World {
                 return;
             }
         }
-        if let Some(Ok(_)) = self.on(at, async |calls| calls.remove(path, true).await).await {
-            self.removed.borrow_mut().insert(path.to_owned());
+        if self.trouble == Trouble::Removals {
+            // Before the directory goes: that waits for etcd.
+            self.kill_coordinator().await;
+        }
+        let until = Instant::now() + TRIES;
+        loop {
+            match self.on(at, async |calls| calls.remove(path, true).await).await {
+                Some(Ok(_)) => {
+                    self.removed.borrow_mut().insert(path.to_owned());
+                    return;
+                }
+                _ if Instant::now() > until => return,
+                _ => tokio::time::sleep(TRIES_AGAIN).await,
+            }
         }
     }
 
@@ -302,7 +313,7 @@ impl World {
                 }
                 None => {
                     self.ran.borrow_mut().failed_saves += 1;
-                    if self.is_short {
+                    if self.trouble == Trouble::Memory {
                         self.clear(&path).await;
                     }
                 }

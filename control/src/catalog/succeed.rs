@@ -218,16 +218,16 @@ impl Catalog {
         };
         published.remove(&cluster.life);
         let removed = match before {
-            // What etcd still names was removed just before this node's daemon ended, whoever did it: the tree is the later of the two.
-            Before::Own(Some(kept)) => {
-                let nameless = namespace.catalog().nameless(&kept.files().collect::<Vec<_>>());
-                [kept.removed(), nameless].concat()
-            }
-            Before::Kept(kept) => kept.removed(),
+            Before::Own(Some(kept)) | Before::Kept(kept) => kept.removed(),
             Before::Own(None) | Before::Nothing => Vec::new(),
         };
         let has_all = is_complete && !matches!(before, Before::Nothing);
         namespace.catalog().remember_removed(&removed, has_all);
+        if let Before::Own(Some(kept)) = before {
+            // What etcd still names lost its name just before this node's daemon ended, whoever did it: the tree is the later of the two.
+            let nameless = namespace.catalog().nameless(&kept.files().collect::<Vec<_>>());
+            namespace.catalog().tell_removed_again(&nameless);
+        }
         let catalog = Self::start(cluster, epoch, presence, terms, (published, hearing, is_complete));
         if let Before::Own(Some(kept)) | Before::Kept(kept) = before {
             catalog.lock().kept = kept.published().clone();
