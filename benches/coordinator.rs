@@ -59,6 +59,9 @@ pub(crate) fn run(mut bench: Bench) -> anyhow::Result<()> {
     let empty_bytes = anonymous_bytes(pid)?;
     for &count in counts {
         let count = count.min(room);
+        if count == before {
+            break;
+        }
         let (first, before_s, started) = (nodes.count(), cpu_s(pid)?, Instant::now());
         let here = count.min(room_here);
         let (joins, mut why) = nodes.join(here - first, JOIN_MAX)?;

@@ -1,4 +1,4 @@
-//! What goes wrong while jobs save.
+//! Faults while jobs save.
 //!
 //! Owns: the kinds of faults, their moments and how long they last. Does not own: what must hold all the same (`saves`).
 
@@ -29,8 +29,7 @@ pub(super) enum Trouble {
     Memory,
     /// A node loses its power and its memory while Tier-3 is away, and comes back as another.
     Loss,
-    /// A node loses its power and its memory, and comes back as another. Whenever a save is removed afterwards, the coordinator's daemon is
-    /// killed.
+    /// A node loses its power and its memory, and comes back as another. Whenever a save is removed, the coordinator's daemon is killed.
     Removals,
 }
 
@@ -53,6 +52,15 @@ impl Trouble {
     }
 }
 
+/// Kills a daemon, and starts it again after `away`.
+async fn kill_and_start(machine: &Arc<Machine>, away: Duration) {
+    machine.kill();
+    // Another thread ends what the killed daemon had begun there, before the next one reads its memory.
+    tokio::task::spawn_blocking(|| ()).await.expect("nothing panics there");
+    tokio::time::sleep(away).await;
+    machine.start();
+}
+
 impl World {
     fn take_tier3_away(&self) {
         for machine in &self.machines {
@@ -62,33 +70,21 @@ impl World {
     }
 
     /// Lets things go wrong, some times.
-    pub(super) async fn trouble(&self, trouble: Trouble) {
+    pub(super) async fn go_wrong(&self) {
         for round in 0..3 {
             tokio::time::sleep(self.some(500, 5000)).await;
             let at = self.below(self.machines.len());
             let machine = &self.machines[at];
-            match trouble {
+            match self.trouble {
                 Trouble::None | Trouble::Breaks | Trouble::Memory => return,
-                Trouble::Kills => {
-                    machine.kill();
-                    // Another thread ends what the killed daemon had begun there, before the next one reads its memory.
-                    tokio::task::spawn_blocking(|| ()).await.expect("nothing panics there");
-                    tokio::time::sleep(self.some(20, 1500)).await;
-                    machine.start();
-                }
+                Trouble::Kills => kill_and_start(machine, self.some(20, 1500)).await,
                 Trouble::Removals => {
-                    self.lives.borrow_mut()[at] += 1;
-                    machine.lose_power(1000 + at as u64);
-                    tokio::time::sleep(self.some(500, 3000)).await;
-                    machine.start();
+                    self.lose(at, round, self.some(500, 3000)).await;
                     self.ran.borrow_mut().faults += 1;
                     return;
                 }
                 Trouble::PowerOff => {
-                    self.lives.borrow_mut()[at] += 1;
-                    machine.lose_power(1000 + 10 * round + at as u64);
-                    tokio::time::sleep(self.some(500, 6000)).await;
-                    machine.start();
+                    self.lose(at, round, self.some(500, 6000)).await;
                     tokio::time::sleep(COPIES_COMPLETE).await;
                 }
                 Trouble::Cuts => self.cut(&machine.name, at).await,
@@ -106,10 +102,7 @@ impl World {
                 Trouble::Loss => {
                     self.take_tier3_away();
                     tokio::time::sleep(self.some(2000, 9000)).await;
-                    self.lives.borrow_mut()[at] += 1;
-                    machine.lose_power(1000 + 10 * round + at as u64);
-                    tokio::time::sleep(self.some(500, 6000)).await;
-                    machine.start();
+                    self.lose(at, round, self.some(500, 6000)).await;
                     self.wire.heal();
                     tokio::time::sleep(COPIES_COMPLETE).await;
                 }
@@ -124,12 +117,17 @@ impl World {
             let serving = machine.running().and_then(|running| running.serving.clone());
             serving.is_some_and(|serving| serving.node.shared().decides())
         };
-        let Some(machine) = self.machines.iter().find(decides) else { return };
-        machine.kill();
-        // Another thread ends what the killed daemon had begun there, before the next one reads its memory.
-        tokio::task::spawn_blocking(|| ()).await.expect("nothing panics there");
-        tokio::time::sleep(self.some(20, 500)).await;
-        machine.start();
+        if let Some(machine) = self.machines.iter().find(decides) {
+            kill_and_start(machine, self.some(20, 500)).await;
+        }
+    }
+
+    /// Takes a node's power and its memory. It comes back after `away` as another life.
+    async fn lose(&self, at: usize, round: u64, away: Duration) {
+        self.lives.borrow_mut()[at] += 1;
+        self.machines[at].lose_power(1000 + 10 * round + at as u64);
+        tokio::time::sleep(away).await;
+        self.machines[at].start();
     }
 
     /// Cuts a node off for a while, from all or from one place.

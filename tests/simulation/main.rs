@@ -71,7 +71,7 @@ const STARTS: Duration = Duration::from_secs(30);
 /// How long it is quiet before each node is asked for the whole tree.
 const QUIET: Duration = Duration::from_secs(8);
 
-/// What goes wrong in a history.
+/// The kinds of faults in a history of names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trouble {
     /// Messages are late, and overtake each other.
@@ -107,7 +107,7 @@ const AWAY: Duration = Duration::from_secs(1);
 /// How long before its node was lost to the others a change may have been known to that node only.
 const UNPUBLISHED: Duration = Duration::from_millis(500);
 
-/// One history.
+/// A history of names.
 struct World {
     rng: RefCell<fastrand::Rng>,
     machines: Vec<Arc<Machine>>,
@@ -366,7 +366,7 @@ fn of_one_moment(event: &Event) -> Vec<Event> {
     all.into_iter().map(look).collect()
 }
 
-/// What histories were.
+/// Counts over histories.
 #[derive(Debug, Default)]
 struct Ran {
     calls: usize,

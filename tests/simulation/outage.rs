@@ -5,6 +5,7 @@
 
 use super::etcd;
 use super::faults::Trouble;
+use super::machine::Machine;
 use super::saves::{World, on_simulated_clock};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -48,7 +49,7 @@ async fn train_alone(world: Rc<World>, at: usize, is_over: Rc<Cell<bool>>, saves
 /// Runs a seed, and returns the number of saves in the hour.
 async fn an_hour(seed: u64) -> usize {
     let world = World::new(seed, Trouble::None);
-    world.machines.iter().for_each(super::machine::Machine::start);
+    world.machines.iter().for_each(Machine::start);
     let is_over = Rc::new(Cell::new(false));
     let saves: Vec<Rc<RefCell<Vec<Took>>>> = world.machines.iter().map(|_| Rc::default()).collect();
     let mut programs = tokio::task::JoinSet::new();
@@ -77,10 +78,10 @@ async fn an_hour(seed: u64) -> usize {
         let saves = saves.borrow();
         let (before, during): (Vec<_>, Vec<_>) =
             saves.iter().filter(|save| save.began < ended).partition(|save| save.began < began);
-        // One rank in some is killed while it saves.
         let usual = before.iter().map(|save| save.took).max().expect("it saved before");
         let longest = during.iter().map(|save| save.took).max().expect("it saved in the hour");
         assert!(longest < usual + NOTICED, "a save of node {at} took {longest:?}, and {usual:?} before");
+        // Some ranks are killed while they save.
         let well = during.iter().filter(|save| save.well).count();
         assert!(well >= 25, "node {at} saved {well} of {} times", during.len());
         done += well;

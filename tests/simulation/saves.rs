@@ -77,7 +77,7 @@ pub(super) struct World {
     pub(super) wire: Arc<Wire>,
     pub(super) tier3: Arc<Tier3>,
     began: Instant,
-    trouble: Trouble,
+    pub(super) trouble: Trouble,
     /// Whether the job renames its saves into place.
     renames: bool,
     pub(super) lives: RefCell<Lives>,
@@ -497,7 +497,7 @@ fn run(seed: u64, trouble: Trouble) -> Ran {
         }
         {
             let world = Rc::clone(&world);
-            programs.spawn_local(async move { world.trouble(trouble).await });
+            programs.spawn_local(async move { world.go_wrong().await });
         }
         let begins = tokio::time::timeout(JOB_MAX, world.job());
         begins.await.expect("a job ends");

@@ -271,9 +271,8 @@ impl Catalog {
         Ok(Joined { admit, members, published, states, alone })
     }
 
-    pub(super) fn beat(&self, from: &NodeLife, beat: Beat) -> Result<Beaten, Refusal> {
-        // First: a wait for the lock is no part of the delivery.
-        let now_ns = self.cluster.namespace().now_ns();
+    /// Answers a beat that came at `arrived_ns`.
+    pub(super) fn beat(&self, from: &NodeLife, beat: Beat, arrived_ns: i64) -> Result<Beaten, Refusal> {
         let Beat { start, epoch, number, tier1_used_bytes, tier1_size_bytes, now_ns: theirs_ns } = beat;
         let life = Life { node: from.node.clone(), incarnation: from.incarnation, start };
         let beat = membership::Beat { from: life, epoch, number, tier1_used_bytes, tier1_size_bytes };
@@ -286,7 +285,7 @@ impl Catalog {
         }
         let mut state = self.lock();
         let echo = replies.echo.unwrap_or_else(|| state.roll.echo(number));
-        state.clocks.heard(from.incarnation, theirs_ns, now_ns);
+        state.clocks.heard(from.incarnation, theirs_ns, arrived_ns);
         let (members_number, now_ns) = (state.told.heard(), self.cluster.namespace().now_ns());
         Ok(Beaten { echo, members_number, now_ns, kept_step: self.cluster.said().last_step(self.epoch) })
     }

@@ -302,6 +302,7 @@ impl Authority for Catalog {
     }
 
     async fn answer(&self, from: NodeLife, message: ToCoordinator) -> Result<Vec<u8>, Refusal> {
+        // Before any wait for a lock, which is no part of the delivery.
         let arrived_ns = self.cluster.namespace().now_ns();
         // A join makes a node a member, and a beat carries the identity of its sender.
         let is_checked = !matches!(message, ToCoordinator::Join(_) | ToCoordinator::Beat(_));
@@ -318,7 +319,7 @@ impl Authority for Catalog {
             ToCoordinator::Where { file, failed } => {
                 wire::encode(&Locator { catalog: self }.of(&from.node, file, &failed).await?)
             }
-            ToCoordinator::Beat(beat) => wire::encode(&self.beat(&from, beat)?),
+            ToCoordinator::Beat(beat) => wire::encode(&self.beat(&from, beat, arrived_ns)?),
             ToCoordinator::Members => self.lock().roll.encoded().and_then(|members| wire::encode(&members)),
             ToCoordinator::Copies(copies) => {
                 Taking { catalog: self }.take_copies(&from, &copies);

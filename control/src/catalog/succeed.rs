@@ -224,7 +224,7 @@ impl Catalog {
         let has_all = is_complete && !matches!(before, Before::Nothing);
         namespace.catalog().remember_removed(&removed, has_all);
         if let Before::Own(Some(kept)) = before {
-            // What etcd still names lost its name just before this node's daemon ended, whoever did it: the tree is the later of the two.
+            // The tree is later than etcd: files that only etcd names were removed just before this node's daemon ended, whoever did it.
             let nameless = namespace.catalog().nameless(&kept.files().collect::<Vec<_>>());
             namespace.catalog().tell_removed_again(&nameless);
         }

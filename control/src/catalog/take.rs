@@ -93,13 +93,9 @@ impl Taking<'_> {
     fn take_into_tree(self, from: &NodeLife, publication: &Publication, now_ns: i64) {
         let namespace = self.catalog.cluster.namespace();
         namespace.mirror().follow(&publication.operations, from, publication.number);
-        let told: Vec<_> = {
-            // In one hold, so by one estimate: a beat may change it.
-            let mut state = self.catalog.lock();
-            let clocks = &mut state.clocks;
-            let mut read = |at| clocks.read(from.incarnation, at, now_ns);
-            publication.states.iter().map(|told| told.clone().with_times(&mut read)).collect()
-        };
+        let told: Vec<_> = self.by_our_clock(from.incarnation, now_ns, |read| {
+            publication.states.iter().map(|told| told.clone().with_times(&mut *read)).collect()
+        });
         let states: Vec<_> = if publication.whole {
             told.into_iter().filter_map(|told| self.under_a_name_of_its_own(told, from)).collect()
         } else {
@@ -127,15 +123,24 @@ impl Taking<'_> {
             }))
             .cloned()
             .collect();
-        {
-            let mut state = self.catalog.lock();
-            let clocks = &mut state.clocks;
+        self.by_our_clock(from.incarnation, now_ns, |read| {
             for fact in &mut fates {
-                fact.failed_at_ns = fact.failed_at_ns.map(|at| clocks.read(from.incarnation, at, now_ns));
+                fact.failed_at_ns = fact.failed_at_ns.map(&mut *read);
             }
-        }
+        });
         namespace.catalog().take_fates(&fates, from.incarnation);
         self.tell_unknown_objects(from, &states);
+    }
+
+    /// Converts times of a life. All are read in one hold of the lock, so by one estimate: a beat may change it.
+    fn by_our_clock<T>(
+        self,
+        of: Incarnation,
+        now_ns: i64,
+        convert: impl FnOnce(&mut dyn FnMut(i64) -> i64) -> T,
+    ) -> T {
+        let clocks = &mut self.catalog.lock().clocks;
+        convert(&mut |at| clocks.read(of, at, now_ns))
     }
 
     fn take_into_leases(self, from: &NodeLife, publication: &Publication) -> Published {
@@ -314,11 +319,7 @@ impl Taking<'_> {
         let made = told.paths().filter(|_| makes).filter_map(|path| first_missing(namespace, path));
         let made: Vec<_> = made.collect();
         // The holder tells the home's times.
-        let now_ns = namespace.now_ns();
-        let told = {
-            let mut state = self.catalog.lock();
-            told.clone().with_times(|at| state.clocks.read(home, at, now_ns))
-        };
+        let told = self.by_our_clock(home, namespace.now_ns(), |read| told.clone().with_times(read));
         namespace.mirror().take_states(std::slice::from_ref(&told), home, makes);
         self.catalog.recalls().after_made(&self.catalog.cluster.life.node, &made);
     }

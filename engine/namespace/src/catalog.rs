@@ -129,8 +129,7 @@ impl CatalogTree<'_> {
         removed.unkept.clear();
         self.state.look(|state| {
             for file in state.outgoing.take_ended().into_iter().filter(|_| is_all) {
-                let node = state.node_of(file, self.state.incarnation);
-                if !node.is_some_and(|node| state.tree.is_reachable(node)) {
+                if state.named(file, self.state.incarnation).is_none() {
                     removed.note(file);
                 }
             }
@@ -143,11 +142,8 @@ impl CatalogTree<'_> {
     pub fn nameless(&self, files: &[FileId]) -> Vec<FileId> {
         let some = files.chunks(NODES_AT_ONCE).map(|files| {
             self.state.look(|state| {
-                let has_name = |file: &&FileId| {
-                    let node = state.node_of(**file, self.state.incarnation);
-                    node.is_some_and(|node| state.tree.is_reachable(node))
-                };
-                files.iter().filter(|file| !has_name(file)).copied().collect::<Vec<_>>()
+                let is_nameless = |file: &&FileId| state.named(**file, self.state.incarnation).is_none();
+                files.iter().filter(is_nameless).copied().collect::<Vec<_>>()
             })
         });
         some.flatten().collect()

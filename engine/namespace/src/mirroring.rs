@@ -58,10 +58,7 @@ impl Mirroring<'_> {
     pub(super) fn has(&self, told: &NodeState) -> bool {
         let there = || self.state.tree.node(self.state.tree.resolve(&told.path).ok()?).ok();
         match &told.kind {
-            NodeKind::File(facts) => self
-                .state
-                .node_of(facts.file, self.own)
-                .is_some_and(|node| self.state.tree.is_reachable(node)),
+            NodeKind::File(facts) => self.state.named(facts.file, self.own).is_some(),
             NodeKind::Directory => there().is_some_and(Node::is_directory),
             // Another target is another link: a name that was lost to one is not won back by telling how the old one stands.
             NodeKind::Symlink { target } => {
@@ -116,9 +113,7 @@ impl Mirroring<'_> {
                 if self.shows(*file) {
                     return Ok(());
                 }
-                let old =
-                    self.state.node_of(*from, self.own).filter(|node| self.state.tree.is_reachable(*node));
-                if let Some(old) = old {
+                if let Some(old) = self.state.named(*from, self.own) {
                     return self.give_names(old, *file, attributes, home, now_ns).map(drop);
                 }
                 // The node that made the old file does not tell that any more, because the file was overwritten.
@@ -209,10 +204,7 @@ impl Mirroring<'_> {
                 (self.make_mirror(&told.path, &told.attributes, body)?, without_bytes)
             }
             NodeKind::File(facts) => {
-                let known = self
-                    .state
-                    .node_of(facts.file, self.own)
-                    .filter(|node| self.state.tree.is_reachable(*node));
+                let known = self.state.named(facts.file, self.own);
                 let node = match known {
                     Some(node) => node,
                     None => {
@@ -335,8 +327,7 @@ impl Mirroring<'_> {
         }
         let times = self.state.tree.quietly().times(parent)?;
         if let NodeKind::File(facts) = &found.kind
-            && let Some(known) =
-                self.state.node_of(facts.file, self.own).filter(|node| self.state.tree.is_reachable(*node))
+            && let Some(known) = self.state.named(facts.file, self.own)
         {
             // The file has this name by now, whatever its name here.
             self.give_name(known, (parent, name), now_ns)?;

@@ -1,4 +1,4 @@
-//! What this node's last operations mean for a catalog that lacks them.
+//! The meaning of this node's last operations for a catalog that lacks them.
 //!
 //! Owns: bringing the catalog's paths to those of this tree, and which names these operations leave to its files. Does not own: which
 //! operations are missing (`unanswered`), what an operation makes of a path (`protocol::cluster::carried`).

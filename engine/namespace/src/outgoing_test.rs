@@ -372,7 +372,7 @@ fn what_a_member_ended_without_an_answer_is_not_made_again_once_it_leads() {
     }
 }
 
-/// What a coordinator removed, or let others remove, just before its daemon was killed is not in etcd, and the keeper of a copy has it.
+/// The last removals before a coordinator's daemon is killed may not be in etcd, and the keeper of a copy has the files.
 #[test]
 fn files_that_lost_their_name_are_known_by_the_tree() {
     let (_folder, tree) = tree();

@@ -76,6 +76,11 @@ impl State {
         self.identities.node_of(&self.tree, id, own)
     }
 
+    /// Returns the node that has a file's identity, if a name leads to it.
+    pub(super) fn named(&self, id: FileId, own: Incarnation) -> Option<NodeId> {
+        self.node_of(id, own).filter(|node| self.tree.is_reachable(*node))
+    }
+
     /// Notes that a call of this node took a name from a node. If that was the last name of a file, a copy elsewhere does not make the file
     /// again where this tree becomes the catalog before the operation has an answer.
     pub(super) fn took_name(&mut self, id: NodeId, own: Incarnation) {
